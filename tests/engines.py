@@ -46,8 +46,8 @@ class Engine:
         return self.supervisor.pid(self.name)
 
     async def kill(self) -> None:
-        """`kill -9`; returns when the process is gone and its restart is due."""
-        await self.supervisor.signal(self.name, signal.SIGKILL)
+        """`kill -9`; returns when the process is gone, and its restart follows."""
+        await self.supervisor.crash(self.name)
 
     def pause(self) -> None:
         """Stop the process where it is: it keeps its sockets and answers nothing."""

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from headrace.local.llm import SLOT_TOKENS
+
 END_TOKEN: Final = 2
 """`<|im_end|>` in SmolLM2's vocabulary."""
 NO_END_TOKEN: Final = -1
@@ -127,7 +129,7 @@ def _sampling(values: Mapping[str, TensorValue]) -> dict[str, Any]:
         "top_k": top_k,
         "top_p": top_p if top_p > 0 else 1.0,
         "min_p": 0.0,
-        "repeat_last_n": -1,
+        "repeat_last_n": SLOT_TOKENS,
         "repeat_penalty": repetition,
         "presence_penalty": values.get("presence_penalty", 0.0),
         "frequency_penalty": values.get("frequency_penalty", 0.0),

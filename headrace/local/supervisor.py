@@ -49,6 +49,7 @@ class Supervisor:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._parts: dict[str, Part] = {}
         self._ready: dict[str, asyncio.Event] = {}
+        self._served: set[str] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = False
 
@@ -91,13 +92,12 @@ class Supervisor:
         """The process now behind a part."""
         return self._processes[name].pid
 
-    async def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a deadly signal to the process behind a part and return when its end has been noticed."""
+    async def crash(self, name: str) -> None:
+        """Kill the process behind a part, as a fault would; the restart follows by itself."""
+        self._ready[name].clear()
         process = self._processes[name]
-        process.send_signal(number)
+        process.kill()
         await process.wait()
-        while self._processes[name] is process and self._ready[name].is_set():
-            await asyncio.sleep(0.005)
 
     async def until_ready(self, name: str) -> None:
         """Wait until a part is ready (again)."""
@@ -128,9 +128,8 @@ class Supervisor:
             while True:
                 started = time.monotonic()
                 reason = await self._run_once(part)
-                was_ready = self._ready[part.name].is_set() or backoff.failures > 0
                 self._ready[part.name].clear()
-                if part.vital or not was_ready:
+                if part.vital or part.name not in self._served:
                     raise LocalFleetError(f"{part.name} {reason}; the end of its log {part.log}:\n{_tail(part)}")
                 delay = backoff.next_delay(time.monotonic() - started)
                 self._reporter.restarting(part, reason, delay)
@@ -165,6 +164,7 @@ class Supervisor:
                 return f"was not ready within {START_DEADLINE_S:.0f} s"
             if not ended.done():
                 self._ready[part.name].set()
+                self._served.add(part.name)
                 self._reporter.ready(part, time.monotonic() - started)
                 if not await _outlives_helper(part, ended):
                     return "lost its model process"
