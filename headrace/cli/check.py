@@ -1,0 +1,69 @@
+"""`headrace check FILE`: is this fleet file one that a gateway can start with?
+
+The file alone is judged, not the environment of whoever runs the check: it usually runs on another machine than the
+gateway. Findings go to standard output, one a line, in the form editors and CI systems make links of.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from headrace.config import ConfigError, LoadedFleet, load_fleet
+from router.spec.strict import Problem
+
+
+class CheckReport(msgspec.Struct, frozen=True):
+    """What `--json` prints."""
+
+    file: str
+    ok: bool
+    errors: list[Problem]
+    warnings: list[Problem]
+    fleet: str | None = None
+    pools: int = 0
+    endpoints: int = 0
+    routes: int = 0
+
+
+def check(
+    file: Annotated[Path, typer.Argument(help="The fleet file.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
+) -> None:
+    """Check a fleet file strictly; exit 1 and name line and path of every mistake."""
+    try:
+        report = _report(file, load_fleet(file, {}))
+    except ConfigError as error:
+        report = CheckReport(file=str(file), ok=False, errors=error.problems, warnings=[])
+    if as_json:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        for line in _lines(report):
+            typer.echo(line)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _report(file: Path, loaded: LoadedFleet) -> CheckReport:
+    spec = loaded.spec
+    return CheckReport(
+        file=str(file),
+        ok=True,
+        errors=[],
+        warnings=loaded.warnings,
+        fleet=spec.fleet,
+        pools=len(spec.pools),
+        endpoints=sum(len(pool.endpoints) for pool in spec.pools.values()),
+        routes=len(spec.routes),
+    )
+
+
+def _lines(report: CheckReport) -> list[str]:
+    lines = [problem.render(report.file) for problem in report.errors]
+    lines += [f"{problem.render(report.file)} (warning)" for problem in report.warnings]
+    if report.ok:
+        counts = ((report.pools, "pool"), (report.endpoints, "endpoint"), (report.routes, "route"))
+        summary = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+        lines.append(f"{report.file}: fleet {report.fleet}: {summary}")
+    return lines

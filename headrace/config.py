@@ -1,0 +1,116 @@
+"""Load a fleet file: the I/O around the pure reader of `router.spec.strict`.
+
+Loading reads the file and the chat templates it names, reads the environment's overrides, and gathers every problem of
+all three before it gives up, so that one start shows everything there is to mend.
+
+Templates are put into the fleet as text: a document published in Redis must mean the same on a gateway that does not
+have the file.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from headrace.settings import Settings, read_settings
+from router.spec.fleet import ChatTemplateSpec, FleetSpec, PoolSpec
+from router.spec.strict import Problem, Reading, read_fleet
+from router.spec.yaml_nodes import MAX_CHARACTERS
+
+MAX_TEMPLATE_BYTES = 1024 * 1024
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used. The message is one line per problem."""
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        super().__init__("\n".join(problem.render(str(path)) for problem in problems))
+        self.path = path
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFleet:
+    """A fleet as this process runs it."""
+
+    spec: FleetSpec
+    """With chat templates as text and the environment's overrides applied."""
+    settings: Settings
+    content_hash: str
+    """Equal for files that publish the same fleet, however they are written and wherever their gateways listen."""
+    path: Path
+    warnings: list[Problem]
+
+
+def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
+    """Read the fleet file at `path` with the overrides in `environ`.
+
+    Raises `ConfigError` with every problem of the file, its templates and the overrides.
+    """
+    settings, problems, warnings = read_settings(environ)
+    try:
+        text = _read_text(path, 4 * MAX_CHARACTERS)
+    except _ReadError as error:
+        raise ConfigError(path, [Problem(str(path), f"{error}"), *problems]) from None
+    reading = read_fleet(text)
+    spec, template_problems = _with_templates(reading, path.parent)
+    problems = [*reading.problems, *template_problems, *problems]
+    if spec is not None and not problems:
+        content_hash = _content_hash(spec)
+        spec = settings.applied_to(spec)
+        problems = settings.clashes(spec.gateway)
+        if not problems:
+            return LoadedFleet(spec, settings, content_hash, path, [*reading.warnings, *warnings])
+    raise ConfigError(path, problems)
+
+
+class _ReadError(Exception):
+    """Why a file could not be read, as the end of a sentence."""
+
+
+def _read_text(path: Path, limit: int) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise _ReadError("no such file") from None
+    except IsADirectoryError:
+        raise _ReadError("is a directory, not a file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise _ReadError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > limit:
+        raise _ReadError(f"is larger than {limit} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise _ReadError(f"is not UTF-8 text (byte {error.start + 1})") from None
+
+
+def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, list[Problem]]:
+    """The reading's fleet with template files as text, and the problems with those files."""
+    if reading.fleet is None:
+        return None, []
+    problems: list[Problem] = []
+    pools: dict[str, PoolSpec] = {}
+    for name, pool in reading.fleet.pools.items():
+        template = pool.chat_template
+        if template is not None and template.file is not None:
+            try:
+                text = _read_text(folder / template.file, MAX_TEMPLATE_BYTES)
+            except _ReadError as error:
+                where = ("pools", name, "chat_template", "file")
+                problems.append(reading.problem_at(where, f"template {folder / template.file}: {error}"))
+            else:
+                inlined: ChatTemplateSpec = structs.replace(template, file=None, text=text)
+                pool = structs.replace(pool, chat_template=inlined)
+        pools[name] = pool
+    return structs.replace(reading.fleet, pools=pools), problems
+
+
+def _content_hash(fleet: FleetSpec) -> str:
+    """A hash of what gateways publish: not of the addresses, which are each process's own."""
+    published = (fleet.fleet, fleet.pools, fleet.routes)
+    return hashlib.sha256(msgspec.json.encode(published, order="sorted")).hexdigest()

@@ -1,0 +1,130 @@
+"""How the parts of a fleet must fit together: what no type of a single field can say.
+
+Pure functions over a `FleetSpec` that give findings with paths, no positions: the strict reader knows the lines of a
+file, and whoever checks a fleet from elsewhere has none. A finding is an error when the fleet cannot work as written,
+a warning when it can but probably does not do what its author thinks.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from router.spec.fleet import ChatTemplateSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec, TimeoutSpec
+from router.spec.units import host_and_port, seconds
+from router.spec.wording import did_you_mean
+
+Path = tuple[str | int, ...]
+
+
+class Finding(NamedTuple):
+    """What is wrong with the part of a fleet at `path`."""
+
+    path: Path
+    message: str
+    warning: bool = False
+
+
+def findings(fleet: FleetSpec, pools: Collection[str]) -> Iterator[Finding]:
+    """Everything about the fleet as a whole. `pools` are the names a route may use."""
+    for name, pool in fleet.pools.items():
+        yield from _pool(("pools", name), pool)
+    yield from _endpoints(fleet)
+    for name, route in fleet.routes.items():
+        yield from _route(("routes", name), route, pools)
+    if not fleet.routes:
+        yield Finding((), "no routes: nothing is served until one is set from elsewhere", warning=True)
+    yield from listeners(fleet.gateway)
+
+
+def listeners(gateway: GatewaySpec) -> Iterator[Finding]:
+    """Listening addresses that exclude one another."""
+    seen: list[tuple[str, str | None, int]] = []
+    for name in ("http", "grpc", "admin"):
+        address: str | None = getattr(gateway, name)
+        if address is None:
+            continue
+        host, port = host_and_port(address)
+        for other, other_host, other_port in seen:
+            # An empty host takes the port on every interface, so it collides with any host.
+            if port == other_port != 0 and (host == other_host or None in (host, other_host)):
+                yield Finding(("gateway", name), f"listens on port {port}, which `{other}` already takes")
+        seen.append((name, host, port))
+
+
+def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:
+    if not pool.model:
+        yield Finding((*path, "model"), "is empty; write the name the engine knows the model by")
+    needed = {"openai": "http", "triton": "grpc"}[pool.protocol]
+    for index, endpoint in enumerate(pool.endpoints):
+        if getattr(endpoint, needed) is None:
+            message = f"protocol {pool.protocol} needs `{needed}`: the address of the engine's {needed.upper()} API"
+            yield Finding((*path, "endpoints", index), message)
+    if pool.chat_template is not None:
+        yield from _chat_template((*path, "chat_template"), pool.chat_template, pool.protocol)
+    price = pool.price
+    if price is not None and price.usd_per_gpu_hour is not None:
+        for name in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
+            if getattr(price, name) is not None:
+                yield Finding((*path, "price", name), "a pool is paid by the GPU-hour or by the token, not both")
+    yield from _timeouts((*path, "timeouts"), pool.timeouts)
+
+
+def _chat_template(path: Path, template: ChatTemplateSpec, protocol: str) -> Iterator[Finding]:
+    if template.file is None and template.text is None:
+        yield Finding(path, "needs `file` or `text`")
+    elif template.file is not None and template.text is not None:
+        yield Finding(path, "has both `file` and `text`; keep one")
+    elif template.file == "":
+        yield Finding((*path, "file"), "is empty; write the template's path, relative to this file")
+    if protocol == "openai":
+        yield Finding(path, "has no effect: engines of protocol openai apply their own template", warning=True)
+
+
+def _timeouts(path: Path, timeouts: TimeoutSpec) -> Iterator[Finding]:
+    usual = TimeoutSpec()
+    for name in ("connect", "first_byte", "idle"):
+        limit = getattr(timeouts, name)
+        # A value left at its default was not written by anybody: nothing to warn its author of.
+        if limit not in (getattr(usual, name), "off") and seconds(limit) > seconds(timeouts.total):
+            message = f"{limit} is never reached: `total` ends the request after {timeouts.total}"
+            yield Finding((*path, name), message, warning=True)
+
+
+def _endpoints(fleet: FleetSpec) -> Iterator[Finding]:
+    ids: dict[str, str] = {}
+    addresses: dict[tuple[str, str, str], str] = {}
+    for pool_name, pool in fleet.pools.items():
+        for index, endpoint in enumerate(pool.endpoints):
+            path: Path = ("pools", pool_name, "endpoints", index)
+            if endpoint.id in ids:
+                message = f"endpoint id {endpoint.id} is taken in pool {ids[endpoint.id]}; ids are unique in a fleet"
+                yield Finding((*path, "id"), message)
+                continue
+            ids[endpoint.id] = pool_name
+            for name in ("http", "grpc"):
+                address = getattr(endpoint, name)
+                if address is None:
+                    continue
+                # One server may serve two models, as two endpoints; twice the same model is one replica counted twice.
+                key = (name, address.rstrip("/"), pool.model)
+                if key in addresses:
+                    message = f"{pool.model} at this address is already endpoint {addresses[key]}"
+                    yield Finding((*path, name), message)
+                addresses.setdefault(key, endpoint.id)
+
+
+def _route(path: Path, route: RouteSpec, pools: Collection[str]) -> Iterator[Finding]:
+    if route.pool is None and not route.pools:
+        yield Finding(path, "needs `pool`, or `pools` for a weighted split")
+    elif route.pool is not None and route.pools:
+        yield Finding(path, "has both `pool` and `pools`; keep one")
+    named: list[tuple[Path, str]] = [((*path, "pool"), route.pool)] if route.pool is not None else []
+    named += [((*path, "pools", index, "pool"), part.pool) for index, part in enumerate(route.pools)]
+    named += [((*path, "fallback", index), name) for index, name in enumerate(route.fallback)]
+    seen: set[str] = set()
+    for where, name in named:
+        if name not in pools:
+            known = did_you_mean(name, pools) or (f"; there are {', '.join(pools)}" if pools else "; there are none")
+            yield Finding(where, f"no pool is named {name}{known}")
+        elif name in seen:
+            yield Finding(where, f"pool {name} is named twice in this route")
+        seen.add(name)

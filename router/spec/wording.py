@@ -1,0 +1,149 @@
+"""What is wrong with one value that a person wrote, in a sentence that says what to write instead.
+
+The patterns that decide are those of the types (`router.spec.units`); this module only puts their refusals into words,
+and adds what a pattern cannot say: a port has an upper end, a deadline of zero fails every request. Files
+(`router.spec.strict`) and environment variables share it, so both are held to the same rules.
+
+A value is repeated in a sentence only where it cannot hold a secret: never the Redis URL, no URL with a user name.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from msgspec import inspect
+
+from router.spec import fleet, units
+
+
+def pattern_of(annotation: object) -> str | None:
+    """The pattern a string type demands, if it does."""
+    type_ = inspect.type_info(annotation)
+    if isinstance(type_, inspect.Metadata):
+        type_ = type_.type
+    return type_.pattern if isinstance(type_, inspect.StrType) else None
+
+
+def _field_pattern(struct: type, name: str) -> str | None:
+    return pattern_of(struct.__annotations__[name])
+
+
+_DURATIONS = (pattern_of(units.Duration), pattern_of(units.DurationOrOff))
+_SIZE = pattern_of(units.Size)
+_LISTEN = pattern_of(units.ListenAddress)
+_HOST_PORT = pattern_of(units.HostPort)
+_HTTP_URL = pattern_of(units.HttpUrl)
+_NAME = pattern_of(units.Name)
+_FLEET_NAME = _field_pattern(fleet.FleetSpec, "fleet")
+_REDIS_URL = _field_pattern(fleet.RedisSpec, "url")
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A clause to put behind "unknown": the nearest choice, or nothing when none is near."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[-_\s]", "", text).lower()
+
+    by_plain = {plain(choice): choice for choice in choices}
+    near = difflib.get_close_matches(plain(word), by_plain, n=1, cutoff=0.6)
+    return f"; did you mean {by_plain[near[0]]}?" if near else ""
+
+
+def choice_fault(value: object, choices: Iterable[object]) -> str | None:
+    """What is wrong with a value that must be one of `choices`, or None."""
+    names = [str(choice) for choice in choices]
+    if value in names:
+        return None
+    return f"{shown(value)} is not one of {', '.join(names)}{did_you_mean(str(value), names)}"
+
+
+def text_fault(value: str, pattern: str | None) -> str | None:
+    """What is wrong with a string whose type demands `pattern`, or None."""
+    # `$` also matches before a last newline, which no value here may end with.
+    if pattern is not None and (value.endswith("\n") or not re.search(pattern, value)):
+        return _shape_fault(value, pattern)
+    if pattern in _DURATIONS and units.seconds(value) == 0:
+        return "must be longer than zero" + ("; write off for no limit" if pattern == _DURATIONS[1] else "")
+    if pattern == _SIZE and units.size_bytes(value) == 0:
+        return "must be larger than zero"
+    if pattern is not None and pattern in (_LISTEN, _HOST_PORT, _HTTP_URL):
+        return _port_fault(value, pattern)
+    return None
+
+
+def shown(value: object) -> str:
+    """The value as a sentence quotes it: on one line, not endless."""
+    text = str(value)
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _port_fault(value: str, pattern: str) -> str | None:
+    authority = value.partition("://")[2].partition("/")[0] if pattern == _HTTP_URL else value
+    host, colon, digits = authority.rpartition(":")
+    if not colon or (pattern == _HTTP_URL and host.startswith("[") and authority.endswith("]")):
+        return None
+    if not re.fullmatch(r"[0-9]{1,5}", digits):
+        return "the URL's port is not a number"
+    # Port 0 asks the system for a free port: good to listen on, impossible to connect to.
+    lowest = 0 if pattern == _LISTEN else 1
+    return None if lowest <= int(digits) <= 65535 else f"port {digits} is not between {lowest} and 65535"
+
+
+def _shape_fault(value: str, pattern: str) -> str:
+    if pattern in _DURATIONS:
+        return _duration_fault(value, or_off=pattern == _DURATIONS[1])
+    if pattern == _SIZE:
+        return _size_fault(value)
+    if pattern in (_LISTEN, _HOST_PORT):
+        return _address_fault(value, listen=pattern == _LISTEN)
+    if pattern == _HTTP_URL:
+        return _url_fault(value)
+    if pattern == _REDIS_URL:
+        return "expected a URL that starts with redis://, rediss:// or unix://"
+    if pattern in (_NAME, _FLEET_NAME):
+        signs, most = (". _ / -", 128) if pattern == _NAME else (". _ -", 63)
+        return f"{shown(value)} is not a name: letters, digits and {signs}, first a letter or digit, {most} at most"
+    return f"does not match {pattern}"
+
+
+def _duration_fault(value: str, *, or_off: bool) -> str:
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
+        return f"a duration needs its unit: write {value}s (or ms, m, h)"
+    alternative = ", or off" if or_off else ""
+    unit = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|[smh])[a-z]*", value.strip(), re.IGNORECASE)
+    if unit is not None:
+        return f"{shown(value)} is not a duration: write {unit[1]}{unit[2].lower()}{alternative}"
+    return f"{shown(value)} is not a duration: write a number and ms, s, m or h, like 30s{alternative}"
+
+
+def _size_fault(value: str) -> str:
+    if re.fullmatch(r"[0-9]+", value):
+        return f"a size needs its unit: write {value}B, or use KiB, MiB, GiB"
+    unit = re.fullmatch(r"([0-9]+)\s*([kmg])i?b?", value.strip(), re.IGNORECASE)
+    if unit is not None:
+        return f"{shown(value)} is not a size: write {unit[1]}{unit[2].upper()}iB"
+    return f"{shown(value)} is not a size: write a whole number and B, KiB, MiB or GiB, like 32MiB"
+
+
+def _address_fault(value: str, *, listen: bool) -> str:
+    kind = "an address to listen on" if listen else "a HOST:PORT address"
+    if "@" in value:
+        return f"not {kind}"
+    if listen and re.fullmatch(r"[0-9]{1,5}", value):
+        return f'{value} is not {kind}: write ":{value}" for every interface, or HOST:{value}'
+    scheme, separator, rest = value.partition("://")
+    if separator and re.search(units.HOST_PORT_PATTERN, rest.rstrip("/")):
+        return f"{shown(value)} is not {kind}: write {rest.rstrip('/')}, without {scheme}://"
+    if re.fullmatch(r"[A-Za-z0-9._-]+", value):
+        return f"{shown(value)} has no port: write {value}:PORT"
+    return f"{shown(value)} is not {kind}: write HOST:PORT" + (", or :PORT for every interface" if listen else "")
+
+
+def _url_fault(value: str) -> str:
+    if value.startswith("https://"):
+        return "engines are reached over plain http:// only"
+    if "@" not in value and re.search(r"^[A-Za-z0-9._-]+(:[0-9]+)?(/\S*)?$", value):
+        return f"{shown(value)} is not a URL: write http://{value}"
+    if re.search(r"[?#]", value):
+        return "expected an http:// URL without ? and #"
+    return "expected an http:// URL, like http://127.0.0.1:8000"
