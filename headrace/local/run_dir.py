@@ -30,14 +30,13 @@ def base_folder() -> Path:
 class RunDir:
     """The folder of one run; use as a context manager.
 
-    On a clean exit the folder is removed. After an exception, or once `keep_logs` was called, the logs stay.
+    On a clean exit the folder is removed. After an exception the logs stay.
     """
 
     def __init__(self, base: Path | None = None) -> None:
         self._base = base or base_folder()
         self.path = self._base / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(3)}"
         self._lock = -1
-        self._keep_logs = False
 
     def __enter__(self) -> "RunDir":
         self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -48,16 +47,12 @@ class RunDir:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        _clear(self.path, keep_logs=self._keep_logs or kind is not None)
+        _clear(self.path, keep_logs=kind is not None)
         os.close(self._lock)
 
     @property
     def logs(self) -> Path:
         return self.path / "logs"
-
-    def keep_logs(self) -> None:
-        """Leave the logs for whoever has to find out what happened."""
-        self._keep_logs = True
 
     def shared_memory_prefix(self, part: str) -> str:
         """A name for the shared-memory regions of `part`, from which a later run knows whose they are."""

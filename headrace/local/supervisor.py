@@ -71,7 +71,7 @@ class Supervisor:
             self._parts[part.name] = part
             self._ready[part.name] = asyncio.Event()
             self._keepers[part.name] = asyncio.create_task(self._keep(part), name=f"keep-{part.name}")
-        ready = asyncio.gather(*(self._ready[part.name].wait() for part in parts))
+        ready = asyncio.create_task(self._all_ready(parts))
         try:
             waits: list[asyncio.Future[Any]] = [ready, self._failed]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -79,6 +79,10 @@ class Supervisor:
                 self._failed.result()
         finally:
             ready.cancel()
+
+    async def _all_ready(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            await self._ready[part.name].wait()
 
     async def wait(self) -> None:
         """Wait until the run must end.
@@ -108,10 +112,13 @@ class Supervisor:
         self._stopping = True
         for keeper in self._keepers.values():
             keeper.cancel()
-        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
-        for vital in (True, False):
-            names = [name for name, part in self._parts.items() if part.vital is vital and name in self._processes]
-            await asyncio.gather(*(self._end(name) for name in names))
+        try:
+            await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+            for vital in (True, False):
+                names = [name for name, part in self._parts.items() if part.vital is vital and name in self._processes]
+                await asyncio.gather(*(self._end(name) for name in names))
+        finally:
+            self.kill()
         if not self._failed.done():
             self._failed.cancel()
         elif not self._failed.cancelled():

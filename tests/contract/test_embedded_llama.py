@@ -1,0 +1,75 @@
+"""The embedded llama.cpp server speaks the OpenAI API with a real prefix cache, and its template is the one we ship."""
+
+import asyncio
+import json
+import urllib.request
+from typing import Any
+
+import jinja2
+import pytest
+
+from headrace.local.ask import LocalFleetError, ask
+from headrace.local.fleet_file import CHAT_TEMPLATE
+from headrace.local.llm import MODEL_NAME, SLOT_TOKENS, SLOTS
+from tests.engines import Llama
+
+
+async def call(llama: Llama, path: str, body: dict[str, Any] | None = None) -> Any:
+    def fetch() -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(llama.http + path, data), timeout=10) as response:
+            return json.load(response)
+
+    return await asyncio.to_thread(fetch)
+
+
+async def test_the_server_has_the_slots_and_the_model_name_promised(llama: Llama) -> None:
+    models = await call(llama, "/v1/models")
+    slots = await call(llama, "/slots")
+
+    assert [model["id"] for model in models["data"]] == [MODEL_NAME]
+    assert len(slots) == SLOTS
+    assert all(slot["n_ctx"] == SLOT_TOKENS for slot in slots)
+
+
+async def test_a_question_asked_twice_is_answered_from_the_cache_the_second_time(llama: Llama) -> None:
+    question = "What is the capital of France? " + "Take your time and think of the map of Europe. " * 20
+    first = await ask(llama.http, MODEL_NAME, question, 16)
+    second = await ask(llama.http, MODEL_NAME, question, 16)
+
+    assert "Paris" in first.text
+    assert second.text == first.text
+    assert first.prompt_tokens == second.prompt_tokens
+    assert first.cached_tokens is not None
+    assert second.cached_tokens is not None
+    assert second.prompt_tokens is not None
+    assert second.cached_tokens >= 0.9 * second.prompt_tokens > first.cached_tokens
+    assert second.ttft_ms < first.ttft_ms
+    assert second.finish_reason in {"stop", "length"}
+
+
+async def test_a_refused_question_is_one_sentence(llama: Llama) -> None:
+    with pytest.raises(LocalFleetError, match="answered 400"):
+        await ask(llama.http, MODEL_NAME, "word " * (SLOT_TOKENS + 1), 4)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "hi"}],
+        [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "a\n\nb {{ x }}"}],
+        [
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "two"},
+            {"role": "user", "content": "three 😀\n"},
+        ],
+    ],
+)
+async def test_our_chat_template_renders_what_the_models_own_renders(
+    llama: Llama, messages: list[dict[str, str]]
+) -> None:
+    theirs = await call(llama, "/apply-template", {"messages": messages})
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
+    ours = environment.from_string(CHAT_TEMPLATE.read_text()).render(messages=messages, add_generation_prompt=True)
+
+    assert ours == theirs["prompt"]
