@@ -1,0 +1,216 @@
+"""One request to one Triton server: a stream of its own that carries one request.
+
+`ModelStreamInfer` is called as what it is here, one message one way and many the other: request and half-close go out
+in one batch, the server ends the stream when the request is done, and cancelling the stream cancels this request
+only, also before its first token. The end is the transport's: a message flagged `triton_final_response`, or the end
+of the stream. An end without flag and text is an engine that lost the request, not an empty answer.
+
+`open` reads up to the first text, so that everything that fails before it still has a proper status and may be tried
+elsewhere; of an answer that is not streamed it reads all. Once the end has been written, the stream is read to its own
+end, which closes it the way the server expects.
+
+Reading happens only in `open` and `relay`, one message at a time, so not reading is all that `pause` takes: gRPC's flow
+control holds the server back.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, UpstreamError
+from gateway.upstream.triton.answer import EarlyEndError
+from gateway.upstream.triton.contract import Contract
+from gateway.upstream.triton.failures import from_message, from_status, is_stub_death
+from gateway.upstream.triton.prepare import Prepared, prepare
+from gateway.upstream.triton.text import TextChangedError
+
+ANSWER_LIMIT = 32 * 1024 * 1024
+"""Characters of an answer that is not streamed."""
+
+_TRAILING_MESSAGES = 2
+"""Messages read after the last one that counts, in search of the stream's end."""
+
+
+class TritonCall:
+    """One request on its way; see `gateway.upstream.base.EngineCall`.
+
+    `send` starts the RPC for a ModelInferRequest with metadata. `contract` is None while the model is unknown.
+    `on_failure` is told every error of the engine's, and whether it says that the model's process is dead.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        contract: Contract | None,
+        attempt_id: str,
+        send: Callable[..., Any],
+        on_failure: Callable[[UpstreamError, bool], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.last_read = self._loop.time()
+        self.answering = False
+        self._request = request
+        self._contract = contract
+        self._attempt_id = attempt_id
+        self._send = send
+        self._on_failure = on_failure
+        self._rpc: Any = None
+        self._prepared: Prepared
+        self._error: UpstreamError | None = None
+        self._complete = False
+        """The whole answer has been read and made out; nothing can fail any more."""
+        self._opening = b""
+        """What `open` has made of the answer, for `relay` to write."""
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+
+    async def open(self) -> AnswerHead:
+        if self._contract is None:
+            raise self._failure(Failure.CONNECT, "has not been probed yet", "upstream_unreachable")
+        self._prepared = prepare(self._request, self._contract, self._attempt_id)
+        self._dispatch()
+        return await (self._open_stream() if self._request.stream else self._collect())
+
+    async def relay(self, sink: Sink) -> None:
+        sink.write(self._opening)
+        self._opening = b""
+        while not self._complete:
+            text = await self._next()
+            if events := self._events(text):
+                sink.write(events)
+        await self._read_to_end()
+
+    def pause(self) -> None:
+        self._may_read.clear()
+
+    def resume(self) -> None:
+        self._may_read.set()
+
+    def abort(self, error: UpstreamError) -> None:
+        if self._error is None:
+            self._error = error
+        self._may_read.set()
+        if self._rpc is not None:
+            self._rpc.cancel()
+
+    def close(self) -> None:
+        self.abort(UpstreamError(Failure.DIED, "The request was closed.", 499, "request_closed"))
+
+    def _dispatch(self) -> None:
+        if self._error is not None:
+            raise self._error
+        # gRPC refuses a call with a header value outside printable ASCII.
+        headers = [
+            (name.lower(), value) for name, value in self._request.headers if value.isascii() and value.isprintable()
+        ]
+        self.last_read = self._loop.time()
+        try:
+            self._rpc = self._send(self._prepared.message, metadata=(*headers, ("triton_grpc_error", "true")))
+        except grpc.aio.UsageError:
+            raise self._failure(Failure.CONNECT, "has left the fleet", "upstream_unreachable") from None
+
+    async def _open_stream(self) -> AnswerHead:
+        text = ""
+        while not self._complete and not self.answering:
+            text += await self._next()
+        self._opening = self._prepared.wire.opening() + self._events(text)
+        return AnswerHead(200, "text/event-stream; charset=utf-8", events=True)
+
+    async def _collect(self) -> AnswerHead:
+        pieces: list[str] = []
+        length = 0
+        while not self._complete:
+            pieces.append(await self._next())
+            length += len(pieces[-1])
+            if length > ANSWER_LIMIT:
+                raise self._failure(Failure.PROTOCOL, "sent an answer that is too long", "answer_too_long")
+        answer = self._prepared.answer
+        self._opening = self._prepared.wire.whole("".join(pieces), answer.finish_reason, answer.usage)
+        return AnswerHead(200, "application/json", content_length=len(self._opening))
+
+    def _events(self, text: str) -> bytes:
+        """The events for new text and, if it was the last, for the end."""
+        prepared = self._prepared
+        events = prepared.wire.text(text) if text else b""
+        if self._complete:
+            events += prepared.wire.closing(prepared.answer.finish_reason, prepared.answer.usage)
+        return events
+
+    async def _next(self) -> str:
+        """The text of one more message. Sets `_complete` with the last."""
+        response = await self._read()
+        answer = self._prepared.answer
+        if response is None:
+            if not answer.started:
+                raise self._failure(Failure.PROTOCOL, "ended its answer before any text", "upstream_lost")
+            return self._finish()
+        if response.error_message:
+            raise self._judged(
+                from_message(response.error_message, endpoint=self._request.endpoint.id, received=self.answering),
+                response.error_message,
+            )
+        inferred = response.infer_response
+        try:
+            text = answer.feed(inferred)
+        except TextChangedError:
+            raise self._failure(Failure.PROTOCOL, "took back text it had sent", "upstream_protocol") from None
+        except ValueError as error:
+            raise self._failure(Failure.PROTOCOL, f"sent a malformed answer: {error}", "upstream_protocol") from None
+        if answer.started:
+            self.answering = True
+        if inferred.parameters["triton_final_response"].bool_param or answer.overrun:
+            return text + self._finish()
+        return text
+
+    def _finish(self) -> str:
+        """The text still held back, of an answer that ended in order."""
+        answer = self._prepared.answer
+        try:
+            _ = answer.finish_reason
+        except EarlyEndError as error:
+            raise self._failure(Failure.ENGINE, f"ended the answer early ({error})", "engine_error", 500) from None
+        self._complete = True
+        return answer.end()
+
+    async def _read(self) -> Any:
+        """The next message, None at the end of the stream."""
+        if not self._may_read.is_set():
+            await self._may_read.wait()
+        if self._error is not None:
+            raise self._error
+        try:
+            message = await self._rpc.read()
+        except grpc.aio.AioRpcError as error:
+            judged = from_status(
+                error.code(), error.details(), endpoint=self._request.endpoint.id, received=self.answering
+            )
+            raise (self._error or self._judged(judged, error.details())) from None
+        except asyncio.CancelledError:
+            # gRPC raises this for a cancelled RPC as well; only a cancelled task may end as one.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise (self._error or self._failure(Failure.DIED, "has left the fleet", "upstream_died")) from None
+        self.last_read = self._loop.time()
+        return None if message is grpc.aio.EOF else message
+
+    async def _read_to_end(self) -> None:
+        """Let the server close the stream; whatever happens now, the answer was complete."""
+        self._may_read.set()
+        if self._prepared.answer.overrun:
+            return
+        try:
+            for _ in range(_TRAILING_MESSAGES):
+                if await self._read() is None:
+                    return
+        except UpstreamError:
+            return
+
+    def _judged(self, error: UpstreamError, details: str | None) -> UpstreamError:
+        self._on_failure(error, is_stub_death(details))
+        return error
+
+    def _failure(self, failure: Failure, what: str, code: str, status: int = 502) -> UpstreamError:
+        return self._judged(UpstreamError(failure, f"Engine {self._request.endpoint.id} {what}.", status, code), None)

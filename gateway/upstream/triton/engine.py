@@ -1,0 +1,192 @@
+"""One Triton server as an endpoint: its channel, its probes, and what they have found out about its model.
+
+**Probe.** `ServerReady` and `ModelReady`, every time. The model's contract and the size of a KV block are read when
+they are not known, and again when the server has been away, because another model repository may have come back.
+Triton keeps calling a model ready whose Python process has died, while every request to it fails; so after such a
+failure the probe believes nothing but a generated token.
+
+**Channel.** One connection per endpoint, not shared with other channels. It pings nothing: Triton answers pings on an
+idle connection with GOAWAY. Calls fail at once while the server is down, and reconnecting is tried at least once a
+second, so that an endpoint is back soon after its server is. gRPC's own retries are off: whether a request may run
+twice is decided by dispatch.
+"""
+
+import asyncio
+import itertools
+import os
+import re
+
+import aiohttp
+import grpc
+import msgspec
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from gateway.chat_template import compile_template
+from gateway.upstream.base import EngineRequest, Failure, ProbeReport, UpstreamError
+from gateway.upstream.triton.call import TritonCall
+from gateway.upstream.triton.contract import Contract, ContractError, detect
+from gateway.upstream.triton.failures import from_status, is_stub_death
+from gateway.upstream.triton.parameters import Parameters
+from gateway.upstream.triton.tensors import build_request
+from router.fleet import Endpoint, Pool
+
+_INT32_MAX = 2**31 - 1
+_RECONNECT_MS = 1000
+_METRICS_TIMEOUT = 1.0
+_METRICS_LIMIT = 4 * 1024 * 1024
+_TOKENS_PER_BLOCK = re.compile(
+    rb'^nv_trt_llm_kv_cache_block_metrics\{[^}\n]*kv_cache_block_type="tokens_per"[^}\n]*\}[ \t]+([0-9.eE+]+)',
+    re.MULTILINE,
+)
+
+
+class TritonEngine:
+    """A Triton server; see `gateway.upstream.base.Engine`. To be made inside the event loop that uses it."""
+
+    def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
+        self._endpoint = endpoint
+        self._pool = pool
+        self._channel = grpc.aio.insecure_channel(
+            endpoint.spec.grpc or "",
+            options=[
+                ("grpc.max_send_message_length", _INT32_MAX),
+                ("grpc.max_receive_message_length", _INT32_MAX),
+                ("grpc.enable_retries", 0),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),
+                # The smallest time a connection attempt is given, which with these back-offs is the time it is given.
+                ("grpc.min_reconnect_backoff_ms", max(_RECONNECT_MS, int(pool.timeouts.connect * 1000))),
+            ],
+        )
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._infer = self._channel.unary_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
+        # Request ids come from clients and may repeat; the engine's must not.
+        self._instance = os.urandom(4).hex()
+        self._attempts = itertools.count()
+        self._contract: Contract | None = None
+        self._contract_current = False
+        self._kv_block_tokens: int | None = None
+        self._process_dead = False
+
+    def call(self, request: EngineRequest) -> TritonCall:
+        attempt_id = f"{request.request_id}.{self._instance}.{next(self._attempts)}"
+        return TritonCall(request, self._contract, attempt_id, self._infer, self._on_failure)
+
+    async def probe(self) -> ProbeReport:
+        if self._endpoint.spec.grpc is None:
+            return ProbeReport(False, "has no `grpc` address, which protocol triton needs")
+        model = self._pool.spec.model
+        try:
+            if not (await self._stub.ServerReady(service_pb2.ServerReadyRequest())).ready:
+                return self._not_ready("the server is not ready")
+            if not (await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model))).ready:
+                return self._not_ready(f"model {model!r} is not ready")
+            contract = self._contract
+            if contract is None or not self._contract_current:
+                contract = await self._learn(model)
+            if self._process_dead and not await self._generates(contract):
+                return self._not_ready(f"the process of model {model!r} has died: unload and load the model")
+        except ContractError as error:
+            return self._not_ready(str(error))
+        except grpc.aio.AioRpcError as error:
+            self._contract_current = False
+            raise from_status(error.code(), error.details(), endpoint=self._endpoint.id, received=False) from None
+        except asyncio.CancelledError:
+            self._contract_current = False
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise UpstreamError(Failure.CONNECT, f"Engine {self._endpoint.id} has left the fleet.") from None
+        return self._report(contract)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def _on_failure(self, error: UpstreamError, process_dead: bool) -> None:
+        if error.endpoint_fault:
+            self._contract_current = False
+        self._process_dead = self._process_dead or process_dead
+
+    def _not_ready(self, detail: str) -> ProbeReport:
+        self._contract_current = False
+        return ProbeReport(False, detail)
+
+    def _report(self, contract: Contract) -> ProbeReport:
+        capabilities = contract.capabilities
+        detail = str(contract)
+        template = self._pool.spec.chat_template
+        if template is not None:
+            try:
+                compile_template(template.text or "")
+            except ValueError as error:
+                detail = f"{detail}; no chat: {error}"
+            else:
+                capabilities |= {"messages", "chat_template_kwargs", "add_generation_prompt"}
+        entry = {"id": contract.model, "object": "model", "created": 0, "owned_by": "triton"}
+        return ProbeReport(
+            ready=True,
+            detail=detail,
+            capabilities=capabilities,
+            kv_block_tokens=self._kv_block_tokens,
+            models=(msgspec.Raw(msgspec.json.encode(entry)),),
+        )
+
+    async def _learn(self, model: str) -> Contract:
+        """Read the model's contract and the size of a KV block."""
+        metadata = await self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=model))
+        config = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model))
+        contract = detect(metadata, config.config)
+        if self._endpoint.spec.metrics is not None:
+            self._kv_block_tokens = await _scrape_block_tokens(self._endpoint.spec.metrics)
+        self._contract, self._contract_current = contract, True
+        return contract
+
+    async def _generates(self, contract: Contract) -> bool:
+        """Whether the model generates a token, or at least fails in another way than a dead process does."""
+        message = build_request(
+            contract,
+            "a",
+            Parameters(max_tokens=1, stop=(), sampling={}),
+            request_id=f"probe.{self._instance}.{next(self._attempts)}",
+            stream=False,
+            usage=False,
+        )
+        rpc = self._infer(message, metadata=(("triton_grpc_error", "true"),))
+        try:
+            while (response := await rpc.read()) is not grpc.aio.EOF:
+                if is_stub_death(response.error_message):
+                    return False
+        except grpc.aio.AioRpcError as error:
+            if is_stub_death(error.details()):
+                return False
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise
+        finally:
+            rpc.cancel()
+        self._process_dead = False
+        return True
+
+
+async def _scrape_block_tokens(url: str) -> int | None:
+    """`tokens_per` of TensorRT-LLM's KV block metrics, None if they cannot be had: usage then has less to tell."""
+    try:
+        timeout = aiohttp.ClientTimeout(total=_METRICS_TIMEOUT)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            page = bytearray()
+            async for chunk in response.content.iter_chunked(65536):
+                page += chunk
+                if len(page) > _METRICS_LIMIT:
+                    break
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None
+    found = _TOKENS_PER_BLOCK.search(page)
+    try:
+        return int(float(found[1])) or None if found else None
+    except ValueError:
+        return None

@@ -1,0 +1,93 @@
+"""gRPC statuses and engine messages -> `UpstreamError`.
+
+Triton reports most things with a handful of statuses, so its texts matter: a full queue, a shutdown and an unloaded
+model are all UNAVAILABLE, as is a connection that broke. Because streams ask for `triton_grpc_error`, an error comes
+as a status; servers that do not know it send `error_message` in the stream, a text without status, which is judged by
+the same words.
+
+What follows from a failure depends on whether the client could have seen text. Before, everything that did not run to
+its end by the request's own fault may be tried elsewhere; after, the answer broke off.
+"""
+
+import re
+
+import grpc
+
+from gateway.upstream.base import Failure, UpstreamError
+
+_QUEUE_FULL = re.compile(r"queue[ _]?size|queue is full|maximum queue", re.IGNORECASE)
+_SHUTTING_DOWN = re.compile(r"shutting down|server is stopping|timeout expired", re.IGNORECASE)
+_NOT_SERVED = re.compile(r"unknown model|not ready|unavailable model|no available versions", re.IGNORECASE)
+_STUB_DEAD = re.compile(r"stub process.*not healthy", re.IGNORECASE | re.DOTALL)
+_NEVER_CONNECTED = re.compile(r"failed to connect|name resolution|DNS resolution|no address", re.IGNORECASE)
+_STREAM_BROKE = re.compile(r"RST_STREAM|stream removed|socket closed|connection reset|GOAWAY", re.IGNORECASE)
+
+_MESSAGE_LIMIT = 2000
+"""Characters of an engine's message that are passed on."""
+
+
+def from_status(code: grpc.StatusCode, details: str | None, *, endpoint: str, received: bool) -> UpstreamError:
+    """The error for an RPC that ended with `code`. `received`: the engine had begun to answer."""
+    text = details or code.name
+    if judged := _by_text(text, endpoint, received):
+        return judged
+    if code is grpc.StatusCode.CANCELLED:
+        return _cut_off(text, endpoint, received) if received else _busy(503, endpoint, "cancelled the request")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return UpstreamError(Failure.TIMEOUT, f"Engine {endpoint} ran out of time.", 504, "upstream_timeout")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        if not received and _NEVER_CONNECTED.search(text):
+            return UpstreamError(Failure.CONNECT, f"Engine {endpoint} cannot be reached.", 502, "upstream_unreachable")
+        return _cut_off(text, endpoint, received)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return UpstreamError(Failure.PROTOCOL, f"Engine {endpoint} exceeded a limit: {text[:_MESSAGE_LIMIT]}", 502)
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE):
+        return UpstreamError(Failure.ENGINE, text[:_MESSAGE_LIMIT], 400, "engine_refused")
+    if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and _STREAM_BROKE.search(text):
+        return _cut_off(text, endpoint, received)
+    return UpstreamError(Failure.ENGINE, text[:_MESSAGE_LIMIT], 500, "engine_error")
+
+
+def from_message(text: str, *, endpoint: str, received: bool) -> UpstreamError:
+    """The error for an `error_message` inside a stream."""
+    if judged := _by_text(text, endpoint, received):
+        return judged
+    if "cancelled" in text.lower():
+        return _cut_off(text, endpoint, received) if received else _busy(503, endpoint, "cancelled the request")
+    return UpstreamError(Failure.ENGINE, text[:_MESSAGE_LIMIT], 500, "engine_error")
+
+
+def _by_text(text: str, endpoint: str, received: bool) -> UpstreamError | None:
+    """What the words say, where they say more than the status."""
+    if _STUB_DEAD.search(text):
+        # The request was not run; the endpoint looks healthy to every probe and is not.
+        return _cut_off("its model process has died", endpoint, received)
+    if received:
+        return None
+    if _QUEUE_FULL.search(text):
+        return _busy(429, endpoint, "has a full queue")
+    if _SHUTTING_DOWN.search(text):
+        return _busy(503, endpoint, "takes no requests now")
+    if _NOT_SERVED.search(text):
+        return UpstreamError(
+            Failure.CONNECT, f"Engine {endpoint} does not serve the model now.", 503, "model_unavailable"
+        )
+    return None
+
+
+def is_stub_death(details: str | None) -> bool:
+    """Whether an error says that the process behind a Python-backend model is gone."""
+    return details is not None and _STUB_DEAD.search(details) is not None
+
+
+def _busy(status: int, endpoint: str, what: str) -> UpstreamError:
+    return UpstreamError(Failure.BUSY, f"Engine {endpoint} {what}.", status, "engine_busy")
+
+
+def _cut_off(text: str, endpoint: str, received: bool) -> UpstreamError:
+    reason = text[:_MESSAGE_LIMIT]
+    if received:
+        return UpstreamError(Failure.DIED, f"Engine {endpoint} broke off its answer: {reason}", 502, "upstream_died")
+    return UpstreamError(
+        Failure.LOST_BEFORE_ANSWER, f"Engine {endpoint} was lost before it answered: {reason}", 502, "upstream_lost"
+    )

@@ -1,0 +1,79 @@
+"""An OpenAI request -> what is needed to run it on a Triton model: the message to send and the machines for the answer.
+
+Nothing is sent yet, so everything that a contract cannot express is refused here, by the parameter's name.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.chat_template import render_chat
+from gateway.upstream.base import EngineRequest, Failure, UpstreamError
+from gateway.upstream.triton.answer import Answer
+from gateway.upstream.triton.contract import Contract
+from gateway.upstream.triton.parameters import read_chat, read_parameters, read_prompt_text
+from gateway.upstream.triton.tensors import build_request
+from gateway.upstream.triton.wire import Wire
+from router.errors import invalid
+
+
+@dataclass(slots=True, frozen=True)
+class Prepared:
+    """One request, ready to go. `message` is a ModelInferRequest."""
+
+    message: Any
+    answer: Answer
+    wire: Wire
+
+
+def prepare(request: EngineRequest, contract: Contract, attempt_id: str) -> Prepared:
+    """Raises a 400 ApiError for a body that is malformed or that the contract cannot express."""
+    if request.api == "embeddings":
+        raise invalid("This model makes no embeddings.", param="model", code="unsupported_api")
+    chat = request.api == "chat.completions"
+    spec = request.pool.spec
+    template = spec.chat_template if chat else None
+    parameters = read_parameters(request.body, chat=chat, pool_stop=tuple(template.stop) if template else ())
+    prompt = _chat_prompt(request) if chat else read_prompt_text(request.body)
+    message = build_request(
+        contract,
+        prompt,
+        parameters,
+        request_id=attempt_id,
+        stream=request.stream and contract.decoupled,
+        usage=request.include_usage or not request.stream,
+    )
+    answer = Answer(
+        contract,
+        max_tokens=parameters.max_tokens,
+        stop=parameters.stop,
+        kv_block_tokens=request.endpoint.state.kv_block_tokens or spec.kv_block_tokens,
+    )
+    wire = Wire(
+        chat=chat,
+        request_id=request.request_id,
+        created=int(time.time()),
+        model=spec.model,
+        include_usage=request.include_usage,
+    )
+    return Prepared(message, answer, wire)
+
+
+def _chat_prompt(request: EngineRequest) -> str:
+    template = request.pool.spec.chat_template
+    if template is None:
+        raise invalid(
+            "This model has no chat template: send a prompt to /v1/completions.",
+            param="messages",
+            code="no_chat_template",
+        )
+    chat = read_chat(request.body)
+    try:
+        return render_chat(
+            template,
+            chat.messages,
+            add_generation_prompt=chat.add_generation_prompt,
+            kwargs=chat.template_kwargs,
+        )
+    except ValueError as error:
+        raise UpstreamError(Failure.ENGINE, f"Pool {request.pool.name}: {error}.", 500, "chat_template") from None

@@ -1,0 +1,83 @@
+"""Text -> the JSON and server-sent events of the OpenAI API.
+
+In a stream nearly every event differs from the one before by its text alone. So what is constant is encoded once per
+request, and an event is three byte strings put together, with no object built per token.
+"""
+
+from typing import Any
+
+import msgspec
+
+from gateway.upstream.triton.answer import Usage
+
+_encode = msgspec.json.encode
+
+DONE = b"data: [DONE]\n\n"
+_MARK = "\x00text\x00"
+
+
+class Wire:
+    """One answer in OpenAI's form: `whole`, or as events, each complete with its blank line."""
+
+    __slots__ = ("_after", "_before", "_chat", "_head", "_include_usage")
+
+    def __init__(self, *, chat: bool, request_id: str, created: int, model: str, include_usage: bool) -> None:
+        self._chat = chat
+        self._include_usage = include_usage
+        self._head = {
+            "id": ("chatcmpl-" if chat else "cmpl-") + request_id,
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": created,
+            "model": model,
+        }
+        event = self._event({"content": _MARK} if chat else _MARK, None)
+        self._before, self._after = event.split(_encode(_MARK))
+
+    def whole(self, text: str, finish: str, usage: Usage | None) -> bytes:
+        """The body of an answer that is not streamed."""
+        content: Any = {"role": "assistant", "content": text, "refusal": None} if self._chat else text
+        choice = {"index": 0, "message" if self._chat else "text": content, "logprobs": None, "finish_reason": finish}
+        body: dict[str, Any] = {**self._head, "choices": [choice]}
+        if self._chat:
+            body["object"] = "chat.completion"
+        if usage is not None:
+            body["usage"] = _usage_object(usage)
+        return _encode(body)
+
+    def opening(self) -> bytes:
+        """What comes before any text: in a chat, the event that names the role."""
+        return self._event({"role": "assistant", "content": "", "refusal": None}, None) if self._chat else b""
+
+    def text(self, text: str) -> bytes:
+        """One event with new text."""
+        return b"".join((self._before, _encode(text), self._after))
+
+    def closing(self, finish: str, usage: Usage | None) -> bytes:
+        """Finish reason, usage where it was asked for and is known, and the end mark."""
+        events = self._event({} if self._chat else "", finish)
+        if self._include_usage and usage is not None:
+            events += _data({**self._head, "choices": [], "usage": _usage_object(usage)})
+        return events + DONE
+
+    def _event(self, content: dict[str, Any] | str, finish: str | None) -> bytes:
+        choice = {"index": 0, "delta" if self._chat else "text": content, "logprobs": None, "finish_reason": finish}
+        body: dict[str, Any] = {**self._head, "choices": [choice]}
+        if self._include_usage:
+            body["usage"] = None
+        return _data(body)
+
+
+def _data(body: dict[str, Any]) -> bytes:
+    return b"data: " + _encode(body) + b"\n\n"
+
+
+def _usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage`; cached tokens only where they are known."""
+    counts: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.cached_tokens is not None:
+        counts["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return counts
