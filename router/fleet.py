@@ -1,0 +1,156 @@
+"""The fleet as the router sees it: an immutable view of who could serve what, plus one mutable state per endpoint.
+
+Documents change rarely and requests come all the time, so each change of the documents is compiled once into a
+`FleetView` whose lookups are plain attribute reads: durations already in seconds, references resolved. What changes
+from moment to moment, an endpoint's phase, its requests in flight, what its engine turned out to support, lives in an
+`EndpointState` that outlives views: a recompiled view picks up the states of the endpoints that are still where they
+were, so a configuration change forgets no load and no failure.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from router.errors import ApiError
+from router.merge import MergedFleet
+from router.spec.documents import EndpointFields
+from router.spec.fleet import PoolSpec, TimeoutSpec
+from router.spec.units import seconds
+
+Phase = Literal["starting", "warming", "ready", "draining", "preempting", "unhealthy"]
+
+
+@dataclass(slots=True)
+class EndpointState:
+    """What is known of an endpoint right now. Written by dispatch and by the prober, read by plans."""
+
+    phase: Phase = "starting"
+    detail: str = "not probed yet"
+    """Why the endpoint is in its phase, for people."""
+    in_flight: int = 0
+    capabilities: frozenset[str] | None = None
+    """Request parameters the engine can honour, beyond those every engine can; None means all of them."""
+    kv_block_tokens: int | None = None
+    """Tokens in one KV block, as the engine's metrics say."""
+    failed_probes: int = 0
+    """Probes in a row that did not come back in time."""
+
+
+@dataclass(slots=True, frozen=True)
+class Timeouts:
+    """A pool's deadlines in seconds; infinity where off."""
+
+    connect: float
+    first_byte: float
+    idle: float
+    total: float
+
+    @classmethod
+    def of(cls, spec: TimeoutSpec) -> "Timeouts":
+        return cls(*(seconds(value) for value in (spec.connect, spec.first_byte, spec.idle, spec.total)))
+
+    @property
+    def shortest(self) -> float:
+        """The shortest of the deadlines that the sweep enforces."""
+        return min(self.first_byte, self.idle, self.total)
+
+
+@dataclass(slots=True, frozen=True)
+class Endpoint:
+    """One serving replica. `key` is its id as bytes, what rendezvous hashing mixes with a conversation's key."""
+
+    id: str
+    pool: str
+    spec: EndpointFields
+    state: EndpointState
+    key: bytes
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that counts: an operator's drain goes before what probes say, unless the endpoint is down."""
+        if self.spec.drain and self.state.phase in ("ready", "warming"):
+            return "draining"
+        return self.state.phase
+
+
+@dataclass(slots=True, frozen=True)
+class Pool:
+    """Interchangeable endpoints that serve `model`, in the order of their ids."""
+
+    name: str
+    spec: PoolSpec
+    timeouts: Timeouts
+    endpoints: tuple[Endpoint, ...]
+    key: bytes
+
+
+@dataclass(slots=True, frozen=True)
+class Route:
+    """A public model name: a split over `pools` by weight, then `fallback` in order."""
+
+    name: str
+    pools: tuple[tuple[Pool, float], ...]
+    fallback: tuple[Pool, ...]
+
+    @property
+    def all_pools(self) -> tuple[Pool, ...]:
+        return (*(pool for pool, _ in self.pools), *self.fallback)
+
+
+@dataclass(slots=True, frozen=True)
+class FleetView:
+    """A compiled fleet."""
+
+    pools: dict[str, Pool] = field(default_factory=dict)
+    routes: dict[str, Route] = field(default_factory=dict)
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    """What in the documents could not be used, and why."""
+
+    def route(self, model: str) -> Route:
+        """The route named by a request's `model`. Raises a 404 `ApiError` that names the routes there are."""
+        route = self.routes.get(model)
+        if route is None:
+            known = ", ".join(sorted(self.routes)[:20]) or "none yet"
+            raise ApiError(
+                404, f"The model {model[:200]!r} does not exist here. Routes: {known}.",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        return route
+
+
+def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
+    """The view of merged documents; endpoints whose address and pool are as before keep their state."""
+    problems = list(merged.problems)
+    by_pool: dict[str, list[Endpoint]] = {name: [] for name in merged.pools}
+    for id_, fields in sorted(merged.endpoints.items()):
+        if fields.pool not in by_pool:
+            problems.append(f"endpoint {id_}: there is no pool {fields.pool!r}")
+            continue
+        before = previous.endpoints.get(id_)
+        same = before is not None and _same_server(before.spec, fields) and _same_engine(before, merged, previous)
+        state = before.state if before is not None and same else EndpointState()
+        by_pool[fields.pool].append(Endpoint(id_, fields.pool, fields, state, id_.encode()))
+    pools = {
+        name: Pool(name, spec, Timeouts.of(spec.timeouts), tuple(by_pool[name]), name.encode())
+        for name, spec in merged.pools.items()
+    }
+    routes: dict[str, Route] = {}
+    for name, spec in merged.routes.items():
+        split = [(p.pool, p.weight) for p in spec.pools] or ([(spec.pool, 1.0)] if spec.pool else [])
+        missing = [pool for pool in (*(p for p, _ in split), *spec.fallback) if pool not in pools]
+        problems += [f"route {name}: there is no pool {pool!r}" for pool in missing]
+        known = tuple((pools[pool], weight) for pool, weight in split if pool in pools)
+        fallback = tuple(pools[pool] for pool in spec.fallback if pool in pools)
+        if known or fallback:
+            routes[name] = Route(name, known, fallback)
+    endpoints = {endpoint.id: endpoint for members in by_pool.values() for endpoint in members}
+    return FleetView(pools, routes, endpoints, tuple(problems))
+
+
+def _same_server(before: EndpointFields, after: EndpointFields) -> bool:
+    return (before.http, before.grpc, before.pool) == (after.http, after.grpc, after.pool)
+
+
+def _same_engine(before: Endpoint, merged: MergedFleet, previous: FleetView) -> bool:
+    old, new = previous.pools[before.pool].spec, merged.pools[before.pool]
+    return (old.protocol, old.model) == (new.protocol, new.model)

@@ -1,0 +1,76 @@
+"""The decision: which endpoints a request may go to, in which order, and why.
+
+`plan` looks at the route's pools in the order this conversation prefers them (a weighted split by weighted rendezvous,
+then the fallbacks as listed) and, inside each, at the endpoints that are ready and can honour what the request asks
+for, in the order of the affinity floor. It is synchronous and reads only its arguments.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from router.affinity import pool_preference, preference, within_bounds
+from router.errors import ApiError, invalid, unavailable
+from router.fleet import Endpoint, FleetView, Pool, Route
+from router.prompt import PromptView
+
+Reason = Literal["affinity", "spill", "fallback"]
+
+SERVING = frozenset({"ready", "warming"})
+"""The phases in which an endpoint takes new requests."""
+
+
+@dataclass(slots=True, frozen=True)
+class Attempt:
+    """One endpoint to try. `reason`: it is the conversation's home, it stands in for a loaded home, or it is a stand-in
+    for what failed."""
+
+    endpoint: Endpoint
+    pool: Pool
+    reason: Reason
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """The attempts for one request, best first; at least one."""
+
+    route: Route
+    attempts: tuple[Attempt, ...]
+
+
+def plan(prompt: PromptView, fleet: FleetView) -> Plan:
+    """Decide where `prompt` goes. Raises ApiError: 404 no such route, 400 no pool can do it, 503 none is ready."""
+    route = fleet.route(prompt.model)
+    attempts: list[Attempt] = []
+    for pool in (*pool_preference(prompt.key, route.pools), *route.fallback):
+        serving = [e for e in pool.endpoints if e.phase in SERVING and _can(e, prompt.needs)]
+        if not serving:
+            continue
+        order = preference(prompt.key, serving)
+        home = order[0]
+        for endpoint in within_bounds(order):
+            reason: Reason = "fallback" if attempts else "affinity" if endpoint is home else "spill"
+            attempts.append(Attempt(endpoint, pool, reason))
+    if not attempts:
+        raise _refusal(route, prompt)
+    return Plan(route, tuple(attempts))
+
+
+def _can(endpoint: Endpoint, needs: frozenset[str]) -> bool:
+    capabilities = endpoint.state.capabilities
+    return capabilities is None or needs <= capabilities
+
+
+def _refusal(route: Route, prompt: PromptView) -> ApiError:
+    endpoints = [endpoint for pool in route.all_pools for endpoint in pool.endpoints]
+    if endpoints and not any(_can(endpoint, prompt.needs) for endpoint in endpoints):
+        missing = [prompt.needs - (endpoint.state.capabilities or frozenset()) for endpoint in endpoints]
+        missing.sort(key=len)
+        need = min(missing[0])
+        return invalid(
+            f"No engine behind {route.name!r} supports {need!r}. Leave it out, or use another model.",
+            param=need.partition(":")[0],
+            code="unsupported_parameter",
+        )
+    phases = sorted(f"{endpoint.id} {endpoint.phase}" for endpoint in endpoints)
+    shown = ", ".join(phases[:5]) + (" ..." if len(phases) > 5 else "")
+    return unavailable(f"No endpoint of {route.name!r} is ready to take the request ({shown or 'it has none'}).")

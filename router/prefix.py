@@ -1,0 +1,44 @@
+"""Canonical prompt bytes and the prefix chain.
+
+Engines reuse KV cache for equal *token* prefixes. A gateway without a tokenizer compares bytes instead: equal canonical
+bytes give equal tokens, and a prompt that extends another extends its bytes. The encoding below therefore only ever
+appends: tools first, then the messages in the order given. It is never the rendered prompt, because the same
+conversation must look the same whichever engine, and whichever template, it is sent to.
+
+The chain cuts the bytes in blocks of `PREFIX_BLOCK_BYTES` and hashes each with the hash of the block before as its
+seed, so that one hash stands for the whole prefix up to it: `h_i = xxh3_64(block_i, seed = h_{i-1})`. The first seed
+covers what must never share a cache: the model and the `cache_salt`. Blocks of 1 KiB hash 400 kB in about 0.1 ms.
+"""
+
+from xxhash import xxh3_64_intdigest
+
+PREFIX_BLOCK_BYTES = 1024
+RAW_PROMPT_KEY_BYTES = 4096
+"""How much of a raw prompt, which has no first message, identifies its conversation."""
+
+MESSAGE_MARK = b"\x1e"
+CONTENT_MARK = b"\x1f"
+
+
+def chain_seed(model: str, cache_salt: str) -> int:
+    """The seed of a chain (64 bits): prompts with different seeds share no prefix."""
+    return xxh3_64_intdigest(f"{model}\0{cache_salt}".encode())
+
+
+def prefix_chain(canonical: bytes, seed: int) -> list[int]:
+    """The hashes (64 bits each) of the whole blocks of `canonical`; a last, partial block has none."""
+    chain = []
+    for start in range(0, len(canonical) - PREFIX_BLOCK_BYTES + 1, PREFIX_BLOCK_BYTES):
+        seed = xxh3_64_intdigest(canonical[start : start + PREFIX_BLOCK_BYTES], seed)
+        chain.append(seed)
+    return chain
+
+
+def conversation_key(opening: bytes, seed: int) -> int:
+    """The key (64 bits) of a conversation: the hash of its bytes through the end of the first user message."""
+    return xxh3_64_intdigest(opening, seed)
+
+
+def session_key(session: str) -> int:
+    """The key (64 bits) of a conversation that the client named itself."""
+    return xxh3_64_intdigest(session.encode("utf-8", "surrogateescape"))

@@ -1,0 +1,61 @@
+"""Fleet documents: the pieces of a fleet that sources publish and gateways merge.
+
+A fleet is kept as small documents of three families: endpoints, pools, routes. Every document names the **source**
+that wrote it; a source replaces only its own documents. Where several sources describe the same id, the fields they set
+are laid over one another in the order file < discovery < operator < cli, so an operator's `drain` on an endpoint is one
+small document that survives every rewrite of the file underneath.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from router.spec.fleet import EndpointSpec, FleetSpec, Spec
+
+Family = Literal["endpoints", "pools", "routes"]
+Source = Literal["file", "discovery", "operator", "cli"]
+
+FAMILIES: tuple[Family, ...] = ("endpoints", "pools", "routes")
+SOURCES: tuple[Source, ...] = ("file", "discovery", "operator", "cli")
+"""From weakest to strongest."""
+
+SCHEMA_VERSION = 1
+
+
+class EndpointFields(EndpointSpec, frozen=True, kw_only=True):
+    """What an endpoint document holds once merged: the endpoint, its pool, and whether it is being drained."""
+
+    pool: str
+    drain: bool = False
+
+
+class Document(Spec, frozen=True, kw_only=True):
+    """One source's words about one id. `spec` is a JSON object, whole or only the fields laid over another's."""
+
+    family: Family
+    id: str
+    source: Source
+    generation: int
+    """Grows with every write of this document by its source."""
+    spec: msgspec.Raw
+    schema: int = SCHEMA_VERSION
+    content_hash: str | None = None
+    """On `file` documents: the hash of the file they came from."""
+
+
+def file_documents(fleet: FleetSpec, *, generation: int, content_hash: str) -> list[Document]:
+    """The documents of a fleet file, as the source `file` publishes them."""
+
+    def document(family: Family, id_: str, spec: object) -> Document:
+        raw = msgspec.Raw(msgspec.json.encode(spec))
+        return Document(
+            family=family, id=id_, source="file", generation=generation, spec=raw, content_hash=content_hash
+        )
+
+    documents = [document("routes", name, route) for name, route in fleet.routes.items()]
+    for name, pool in fleet.pools.items():
+        documents.append(document("pools", name, msgspec.structs.replace(pool, endpoints=[])))
+        for endpoint in pool.endpoints:
+            fields = {field: getattr(endpoint, field) for field in endpoint.__struct_fields__}
+            documents.append(document("endpoints", endpoint.id, EndpointFields(**fields, pool=name)))
+    return documents

@@ -1,0 +1,148 @@
+"""Everything a `fleet.yaml` can hold, as types; the only description of it there is.
+
+The file's JSON Schema is generated from these types, the strict reader walks them, and the documents kept in Redis are
+instances of them. They are tolerant on purpose: decoding ignores keys it does not know, so that during a rollout an old
+gateway can read what a new one published. Files written by people are read strictly instead (`router.spec.strict`),
+because there an unknown key is a typing mistake.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+from router.spec.units import Duration, DurationOrOff, HostPort, HttpUrl, ListenAddress, Name, Size
+
+Protocol = Literal["openai", "triton"]
+Role = Literal["prefill", "decode", "both"]
+CapacityType = Literal["on-demand", "spot"]
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+
+
+class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of the types of a fleet file: immutable, written without the fields left at their default."""
+
+
+class EndpointSpec(Spec, frozen=True, kw_only=True):
+    """One serving replica that takes traffic. A multi-node TP×PP group is one endpoint: its leader."""
+
+    id: Name
+    http: HttpUrl | None = None
+    """Base URL of the engine's HTTP API (protocol `openai` needs it)."""
+    grpc: HostPort | None = None
+    """HOST:PORT of the engine's gRPC API (protocol `triton` needs it)."""
+    metrics: HttpUrl | None = None
+    """URL of the engine's Prometheus metrics."""
+    role: Role = "both"
+    tp: PositiveInt = 1
+    """Tensor-parallel size."""
+    pp: PositiveInt = 1
+    """Pipeline-parallel size."""
+    nodes: PositiveInt = 1
+    capacity: CapacityType = "on-demand"
+    zone: str | None = None
+    node: str | None = None
+
+
+class ChatTemplateSpec(Spec, frozen=True, kw_only=True):
+    """How chat messages become a prompt, for engines that take raw text. Exactly one of `file` and `text`."""
+
+    file: str | None = None
+    """Path of a Jinja template, relative to the fleet file. Published documents carry `text` instead."""
+    text: str | None = None
+    bos: str = ""
+    """The tokenizer's beginning-of-sequence token, as the template's `bos_token`."""
+    eos: str = ""
+    """The tokenizer's end-of-sequence token, as the template's `eos_token`."""
+    stop: list[str] = field(default_factory=list)
+    """Strings that end a turn; added to each request's own stop strings."""
+    engine_adds_bos: bool = True
+    """The engine's tokenizer adds `bos` itself (the default of TensorRT-LLM's): a leading one is taken off the text."""
+
+
+class PriceSpec(Spec, frozen=True, kw_only=True):
+    """What a pool costs: by the GPU-hour, or by the million tokens."""
+
+    usd_per_gpu_hour: Annotated[float, Meta(ge=0)] | None = None
+    gpus: PositiveInt = 1
+    """GPUs per endpoint."""
+    usd_per_million_prompt_tokens: Annotated[float, Meta(ge=0)] | None = None
+    usd_per_million_completion_tokens: Annotated[float, Meta(ge=0)] | None = None
+
+
+class TimeoutSpec(Spec, frozen=True, kw_only=True):
+    """Deadlines of one request to an engine; each is a knob of its own."""
+
+    connect: Duration = "2s"
+    first_byte: DurationOrOff = "300s"
+    """From sending the request to the first byte of the answer."""
+    idle: DurationOrOff = "60s"
+    """Between two reads of the answer, and between two writes to a client that does not read."""
+    total: DurationOrOff = "off"
+
+
+class ProbeSpec(Spec, frozen=True, kw_only=True):
+    """Active health probes of a pool's endpoints."""
+
+    interval: Duration = "1s"
+    timeout: Duration = "2s"
+    failures: PositiveInt = 3
+    """Probes in a row without an answer in time that make an endpoint unhealthy. A refused connection needs one."""
+
+
+class PoolSpec(Spec, frozen=True, kw_only=True):
+    """Interchangeable endpoints that serve one model."""
+
+    protocol: Protocol
+    model: str
+    """The model's name at the engine."""
+    endpoints: list[EndpointSpec] = field(default_factory=list)
+    chat_template: ChatTemplateSpec | None = None
+    price: PriceSpec | None = None
+    timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
+    probe: ProbeSpec = field(default_factory=ProbeSpec)
+    kv_block_tokens: PositiveInt | None = None
+    """Tokens in one of the engine's KV blocks, where the engine's metrics do not say."""
+
+
+class WeightedPool(Spec, frozen=True, kw_only=True):
+    """One pool of a weighted split."""
+
+    pool: Name
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+
+
+class RouteSpec(Spec, frozen=True, kw_only=True):
+    """A public model name. Exactly one of `pool` and `pools`; `fallback` is tried in order when they cannot serve."""
+
+    pool: Name | None = None
+    pools: list[WeightedPool] = field(default_factory=list)
+    fallback: list[Name] = field(default_factory=list)
+
+
+class RedisSpec(Spec, frozen=True, kw_only=True):
+    """Where the shared state lives."""
+
+    url: Annotated[str, Meta(pattern=r"^(redis|rediss|unix)://\S+$")] = "redis://127.0.0.1:6379"
+
+
+class GatewaySpec(Spec, frozen=True, kw_only=True):
+    """Listening addresses and limits of a gateway process."""
+
+    http: ListenAddress = ":8000"
+    grpc: ListenAddress | None = None
+    """Reserved for the KServe gRPC front; nothing listens there yet."""
+    admin: ListenAddress = "127.0.0.1:9090"
+    body_limit: Size = "32MiB"
+    """Largest request body taken on `/v1`."""
+
+
+class FleetSpec(Spec, frozen=True, kw_only=True):
+    """A whole fleet file."""
+
+    fleet: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    """Name of the fleet; gateways of one fleet share their state."""
+    redis: RedisSpec | None = None
+    pools: dict[Name, PoolSpec] = field(default_factory=dict)
+    routes: dict[Name, RouteSpec] = field(default_factory=dict)
+    gateway: GatewaySpec = field(default_factory=GatewaySpec)
