@@ -1,0 +1,111 @@
+"""One gateway process: what it is made of, in which order it comes up, and how it goes down.
+
+Up: follow the shared state (never waiting long for it), serve the admin port, then the clients. Down: say so in
+`/readyz`, stop accepting, let the streams finish, then close what they used.
+"""
+
+import asyncio
+import logging
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from gateway.admin.app import admin_app
+from gateway.exchange import LiveExchanges
+from gateway.fleet import LiveFleet
+from gateway.http.client_response import ClientServer
+from gateway.http.front import Front
+from gateway.metrics import FleetCollector, Metrics
+from router.fleet import FleetView
+from router.merge import MergedFleet
+from router.spec.documents import file_documents
+from router.spec.fleet import FleetSpec
+from router.spec.units import host_and_port, size_bytes
+from router.state.fleet import FleetState
+
+DRAIN_S = 300.0
+"""How long streams may go on after the gateway was told to stop."""
+KEEP_ALIVE_S = 75.0
+"""How long an idle client connection is kept."""
+_BACKLOG = 1024
+
+logger = logging.getLogger(__name__)
+
+
+class ListenError(Exception):
+    """A listening address cannot be used. The message is one sentence for the operator."""
+
+
+class Gateway:
+    """A gateway and its servers. Start it once, stop it once. What the admin API shows is read off it."""
+
+    def __init__(self, spec: FleetSpec, content_hash: str, admin_token: str | None) -> None:
+        self._spec = spec
+        self._metrics = Metrics()
+        self._fleet = LiveFleet(self._metrics)
+        self._live = LiveExchanges(self._fleet.timeouts)
+        documents = file_documents(spec, generation=1, content_hash=content_hash)
+        redis_url = spec.redis.url if spec.redis is not None else None
+        self.state = FleetState(redis_url, spec.fleet, documents, content_hash, self._fleet.apply)
+        self._front = Front(self._fleet, self._live, self._metrics, size_bytes(spec.gateway.body_limit))
+        self._admin_token = admin_token
+        self._admin_runner: web.AppRunner | None = None
+        self._client_runner: web.ServerRunner | None = None
+        self._sweep: asyncio.Task[None] | None = None
+        self.draining = False
+        self._metrics.registry.register(
+            FleetCollector(lambda: self.view, lambda: len(self._live), self._redis_connected)
+        )
+
+    @property
+    def view(self) -> FleetView:
+        return self._fleet.view
+
+    @property
+    def merged(self) -> MergedFleet:
+        return self._fleet.merged
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        return self._metrics.registry
+
+    def _redis_connected(self) -> bool | None:
+        status = self.state.status
+        return status.connected if status.configured else None
+
+    async def start(self) -> None:
+        """Serve. Raises ListenError if an address is not to be had."""
+        await self.state.start()
+        self._sweep = asyncio.create_task(self._live.sweep(), name="deadline sweep")
+        self._admin_runner = web.AppRunner(admin_app(self, self._admin_token), access_log=None)
+        await self._admin_runner.setup()
+        await _listen(self._admin_runner, "admin", self._spec.gateway.admin)
+        server = ClientServer(self._front.handle, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
+        self._client_runner = web.ServerRunner(server, shutdown_timeout=DRAIN_S)
+        await self._client_runner.setup()
+        await _listen(self._client_runner, "http", self._spec.gateway.http)
+
+    async def stop(self) -> None:
+        """Drain, then release everything."""
+        self.draining = True
+        if self._client_runner is not None:
+            await self._client_runner.cleanup()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._admin_runner is not None:
+            await self._admin_runner.cleanup()
+        await self._fleet.close()
+        await self.state.stop()
+
+
+async def _listen(runner: web.BaseRunner, what: str, address: str) -> None:
+    host, port = host_and_port(address)
+    try:
+        await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
+    except OSError as error:
+        reason = "it is in use by another program" if error.errno == 98 else error.strerror or str(error)
+        raise ListenError(
+            f"Cannot listen on {address} (gateway.{what}): {reason}. Choose another address in the fleet file"
+            f" or with HEADRACE_{'ADMIN_LISTEN' if what == 'admin' else 'HTTP'}."
+        ) from None
+    logger.info("%s: listening on %s", what, address)

@@ -1,0 +1,175 @@
+"""The fleet this gateway routes over: the view, its engines, and the probes that keep their phases true.
+
+Documents come in as they change; each time the view is compiled anew and the engines follow it: new endpoints get an
+engine and a probing task, endpoints that left are retired. A retired engine takes nothing new but is closed only when
+its last request has ended, since taking an endpoint out of the fleet must not cut a stream.
+
+Every endpoint is probed by a task of its own, so that one that hangs delays no other. A failed request wakes its task
+at once: whether the endpoint is really down is known milliseconds later, not an interval later.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from gateway.metrics import Metrics
+from gateway.upstream.base import Engine, Failure, ProbeReport, UpstreamError
+from gateway.upstream.openai import OpenAIEngine
+from gateway.upstream.triton.engine import TritonEngine
+from router import health
+from router.fleet import Endpoint, FleetView, Pool, Timeouts, compile_view
+from router.merge import MergedFleet, merge
+from router.plan import Attempt
+from router.spec.documents import Document
+from router.spec.fleet import Protocol
+from router.spec.units import seconds
+
+logger = logging.getLogger(__name__)
+
+_ENGINES: dict[Protocol, type[OpenAIEngine] | type[TritonEngine]] = {"openai": OpenAIEngine, "triton": TritonEngine}
+_RETIRED_CHECK_S = 0.5
+_PROBE_JITTER = 0.1
+"""Probes are spread by this share of their interval, so that gateways do not probe in step."""
+
+
+class Member:
+    """An endpoint of the fleet with its engine and what the engine says of its models."""
+
+    __slots__ = ("endpoint", "engine", "models", "pool", "probing", "wake")
+
+    def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
+        self.endpoint = endpoint
+        self.pool = pool
+        self.engine: Engine = _ENGINES[pool.spec.protocol](endpoint, pool)
+        self.models: tuple[msgspec.Raw, ...] = ()
+        self.wake = asyncio.Event()
+        self.probing: asyncio.Task[None] | None = None
+
+
+class LiveFleet:
+    """The current view and everything that belongs to its endpoints. Implements dispatch's `Engines`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.view = FleetView()
+        self.merged: MergedFleet = merge(())
+        self._metrics = metrics
+        self._members: dict[str, Member] = {}
+        self._retired: set[asyncio.Task[None]] = set()
+
+    def apply(self, documents: Iterable[Document]) -> None:
+        """Take over changed documents. Synchronous: view and engines never disagree."""
+        self.merged = merge(documents)
+        previous, self.view = self.view, compile_view(self.merged, self.view)
+        for id_, endpoint in self.view.endpoints.items():
+            member = self._members.get(id_)
+            pool = self.view.pools[endpoint.pool]
+            if member is not None and member.endpoint.state is endpoint.state and _same_pool(member.pool, pool):
+                member.endpoint, member.pool = endpoint, pool
+                continue
+            if member is not None:
+                self._retire(member)
+            self._members[id_] = member = Member(endpoint, pool)
+            member.probing = asyncio.create_task(self._keep_probing(member), name=f"probe {id_}")
+        for id_ in self._members.keys() - self.view.endpoints.keys():
+            self._retire(self._members.pop(id_))
+        for problem in self.view.problems:
+            if problem not in previous.problems:
+                logger.warning("fleet: %s", problem)
+
+    def engine(self, endpoint: Endpoint) -> Engine:
+        return self._members[endpoint.id].engine
+
+    def models(self, pool: Pool) -> tuple[msgspec.Raw, ...]:
+        """What the first of a pool's engines that says anything says of its models."""
+        return next((m.models for e in pool.endpoints if (m := self._members[e.id]).models), ())
+
+    def timeouts(self) -> Iterator[Timeouts]:
+        """The deadlines in force."""
+        return (pool.timeouts for pool in self.view.pools.values())
+
+    def attempted(self, attempt: Attempt) -> None:
+        self._metrics.attempts.labels(attempt.endpoint.id, attempt.reason).inc()
+
+    def failed(self, endpoint: Endpoint, error: UpstreamError) -> None:
+        """Count a failed request; one that speaks against the endpoint's health has it probed at once."""
+        self._metrics.upstream_failures.labels(endpoint.id, error.failure.value).inc()
+        if not error.endpoint_fault:
+            return
+        if error.failure is Failure.CONNECT:
+            health.down(endpoint.state, error.message)
+        member = self._members.get(endpoint.id)
+        if member is not None and member.endpoint.state is endpoint.state:
+            member.wake.set()
+
+    async def close(self) -> None:
+        """Stop probing and close every engine."""
+        for member in self._members.values():
+            self._retire(member, at_once=True)
+        self._members.clear()
+        await asyncio.gather(*self._retired)
+
+    def _retire(self, member: Member, *, at_once: bool = False) -> None:
+        if member.probing is not None:
+            member.probing.cancel()
+        task = asyncio.create_task(_close_when_idle(member, at_once), name=f"retire {member.endpoint.id}")
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
+
+    async def _keep_probing(self, member: Member) -> None:
+        while True:
+            probe = member.pool.spec.probe
+            member.wake.clear()
+            await self._probe(member, seconds(probe.timeout), probe.failures)
+            interval = seconds(probe.interval) * random.uniform(1 - _PROBE_JITTER, 1 + _PROBE_JITTER)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval):
+                    await member.wake.wait()
+
+    async def _probe(self, member: Member, timeout: float, limit: int) -> None:
+        state = member.endpoint.state
+        before = state.phase
+        try:
+            async with asyncio.timeout(timeout):
+                report = await member.engine.probe()
+        except TimeoutError:
+            health.probe_failed(state, f"no answer to a probe within {timeout:g} s", refused=False, limit=limit)
+        except UpstreamError as error:
+            health.probe_failed(state, error.message, refused=error.failure is Failure.CONNECT, limit=limit)
+        except Exception as error:  # a probe that fails in a way nobody thought of must not end the probing
+            logger.exception("probing endpoint %s", member.endpoint.id)
+            health.probe_failed(state, f"probing it failed: {error}", refused=False, limit=limit)
+        else:
+            self._learn(member, report)
+        if state.phase != before:
+            logger.log(
+                logging.WARNING if state.phase == "unhealthy" else logging.INFO,
+                "endpoint %s: %s -> %s (%s)", member.endpoint.id, before, state.phase, state.detail,
+            )  # fmt: skip
+
+    @staticmethod
+    def _learn(member: Member, report: ProbeReport) -> None:
+        state = member.endpoint.state
+        if report.ready:
+            state.capabilities = report.capabilities
+            state.kv_block_tokens = report.kv_block_tokens
+            member.models = report.models
+        health.probe_answered(state, ready=report.ready, detail=report.detail)
+
+
+def _same_pool(before: Pool, after: Pool) -> bool:
+    """Whether an engine made for one pool serves the other: endpoints and prices may differ."""
+    return (before.timeouts, before.spec.chat_template, before.spec.kv_block_tokens) == (
+        after.timeouts,
+        after.spec.chat_template,
+        after.spec.kv_block_tokens,
+    )
+
+
+async def _close_when_idle(member: Member, at_once: bool) -> None:
+    while not at_once and member.endpoint.state.in_flight:  # noqa: ASYNC110 - a count is no event, and this is rare
+        await asyncio.sleep(_RETIRED_CHECK_S)
+    await member.engine.close()

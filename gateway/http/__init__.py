@@ -1,0 +1,1 @@
+"""The client-facing HTTP server and the OpenAI API on it."""

@@ -1,0 +1,234 @@
+"""The client's side of a relay: the one module that reaches into aiohttp's server.
+
+aiohttp holds the client's connection and parses its requests. Its own streaming response costs a coroutine per write
+and cannot pass on bytes that are already framed, so a `ClientResponse` writes to the connection's transport itself, and
+only looks like a finished response to aiohttp when the handler returns it. What is used of aiohttp's inside, and pinned
+by a contract test for the version in use:
+
+- `RequestHandler` is the connection's asyncio protocol; `pause_writing` and `resume_writing` tell that the client does
+not keep up. `ClientProtocol` passes both on to the response being written. - after a handler returns a response, the
+connection calls its `prepare` and `write_eof` and reads `keep_alive`; - `handle_error` makes the response to what is
+not HTTP, and to an exception nobody caught.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from aiohttp import web
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http_writer import HttpVersion11
+from aiohttp.web_protocol import RequestHandler
+
+from gateway.http.errors import error_body
+from router.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+WRITE_BUFFER_BYTES = 64 * 1024
+"""Bytes queued for a client that does not read before reading from the engine is paused."""
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class Flow(Protocol):
+    """What can be held up when the client does not keep up."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class ClientProtocol(RequestHandler):
+    """aiohttp's connection, with back-pressure passed on."""
+
+    __slots__ = ("response",)
+
+    def __init__(self, manager: web.Server, **kwargs: Any) -> None:
+        super().__init__(manager, **kwargs)
+        self.response: ClientResponse | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self.transport is not None
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is not HTTP (400), and to an exception nobody caught (500), in the API's error shape."""
+        if status >= 500:
+            logger.error("unhandled error on %s %s", request.method, request.path, exc_info=exc)
+            error = ApiError(status, "The gateway failed to handle the request.", "server_error", code="internal_error")
+        else:
+            error = ApiError(status, "The request is not valid HTTP/1.1.", code="bad_http_request")
+        self.close()
+        return web.Response(status=status, body=error_body(error), content_type="application/json")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.response is not None:
+            self.response.writing_paused()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.response is not None:
+            self.response.writing_resumed()
+
+
+class ClientServer(web.Server):
+    """aiohttp's low-level server (one handler, no router) on `ClientProtocol` connections.
+
+    A handler is cancelled when its client goes: that is how a disconnect reaches the engine.
+    """
+
+    def __init__(self, handler: Callable[[web.BaseRequest], Any], **kwargs: Any) -> None:
+        super().__init__(handler, handler_cancellation=True, **kwargs)
+
+    def __call__(self) -> ClientProtocol:
+        return ClientProtocol(self, loop=self._loop, **self._kwargs)
+
+
+class ClientResponse:
+    """A response that writes itself, as a whole or as it comes in. A `Sink` for relays."""
+
+    def __init__(self, request: web.BaseRequest, headers: Headers) -> None:
+        self.headers = headers
+        """What goes into the head whatever the answer will be."""
+        protocol = request.protocol
+        assert isinstance(protocol, ClientProtocol)
+        self._protocol = protocol
+        self._http11 = request.version >= HttpVersion11
+        self._keep = request.keep_alive
+        self._remaining: int | None = None
+        self._chunked_body = False
+        self._flow: Flow | None = None
+        self.status = 0
+        self.started = False
+        self.finished = False
+        self.first_write = 0.0
+        """Loop time of the first body byte; 0 before."""
+        self.paused_since = 0.0
+        """Loop time since when the client has not kept up; 0 if it does."""
+        self.resumed_at = 0.0
+        """Loop time when it last caught up."""
+
+    # What aiohttp asks of a response once the handler has returned it.
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        return None
+
+    async def write_eof(self) -> None:
+        return None
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._keep and self.finished
+
+    @property
+    def verbatim(self) -> bool:
+        """Whether chunked framing may be passed on as it is."""
+        return self._chunked_body
+
+    def start(self, status: int, headers: Headers, content_length: int | None) -> None:
+        """Write the head. Without a length the body is chunked, or ends with the connection for an HTTP/1.0 client."""
+        self.started = True
+        self.status = status
+        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
+        if content_length is not None:
+            self._remaining = content_length
+            lines.append(f"Content-Length: {content_length}")
+        elif self._http11:
+            self._chunked_body = True
+            lines.append("Transfer-Encoding: chunked")
+        else:
+            self._keep = False
+        if not self._keep:
+            lines.append("Connection: close")
+        elif not self._http11:
+            lines.append("Connection: keep-alive")
+        lines.append(f"Date: {rfc822_formatted_time()}")
+        lines += [f"{name}: {value}" for name, value in (*self.headers, *headers)]
+        lines += ["", ""]
+        self._write("\r\n".join(lines).encode("latin-1", "replace"))
+
+    def send(self, status: int, headers: Headers, body: bytes) -> None:
+        """Write a whole response."""
+        self.start(status, headers, len(body))
+        self.write(body)
+        self.finish()
+
+    def write(self, payload: bytes) -> None:
+        """Write body bytes."""
+        if not self.first_write:
+            self.first_write = asyncio.get_running_loop().time()
+        if self._chunked_body:
+            self._write(b"%x\r\n%b\r\n" % (len(payload), payload))
+        else:
+            if self._remaining is not None:
+                self._remaining -= len(payload)
+            self._write(payload)
+
+    def write_chunks(self, framed: bytes) -> None:
+        """Write body bytes that are complete chunks already."""
+        if not self.first_write:
+            self.first_write = asyncio.get_running_loop().time()
+        self._write(framed)
+
+    def finish(self) -> None:
+        """End the body. One that is shorter than announced ends with the connection, so that nobody takes it for
+        whole."""
+        if self._remaining:
+            self.abort()
+            return
+        if self._chunked_body:
+            self._write(b"0\r\n\r\n")
+        self.finished = True
+        self.follow(None)
+
+    def close_after(self) -> None:
+        """Take no further request on this connection."""
+        self._keep = False
+
+    def abort(self) -> None:
+        """Cut the connection: the client must not take what it got for a whole answer."""
+        self._keep = False
+        self.follow(None)
+        transport = self._protocol.transport
+        if transport is not None:
+            transport.abort()
+
+    def follow(self, flow: Flow | None) -> None:
+        """Hold up `flow` from now on when the client does not keep up."""
+        self._flow = flow
+        self._protocol.response = self if flow is not None else None
+
+    def writing_paused(self) -> None:
+        self.paused_since = asyncio.get_running_loop().time()
+        if self._flow is not None:
+            self._flow.pause()
+
+    def writing_resumed(self) -> None:
+        self.paused_since = 0.0
+        self.resumed_at = asyncio.get_running_loop().time()
+        if self._flow is not None:
+            self._flow.resume()
+
+    def _write(self, data: bytes) -> None:
+        transport = self._protocol.transport
+        if transport is not None:  # else the client has gone, and the handler is about to be cancelled
+            transport.write(data)
+
+
+def write_continue(request: web.BaseRequest) -> None:
+    """Tell a client that waits for it (`Expect: 100-continue`) to send its body."""
+    if request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

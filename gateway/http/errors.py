@@ -1,0 +1,36 @@
+"""Errors in the shape of the OpenAI API, whole or as an event of a stream that has already begun."""
+
+import msgspec
+
+from gateway.upstream.base import Failure, UpstreamError
+from router.errors import ApiError
+
+_encoder = msgspec.json.Encoder()
+
+
+class _Error(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class _Body(msgspec.Struct):
+    error: _Error
+
+
+def error_body(error: ApiError) -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}`."""
+    return _encoder.encode(_Body(_Error(error.message, error.type, error.param, error.code)))
+
+
+def error_event(error: ApiError) -> bytes:
+    """The same as the last event of a stream: no `[DONE]` follows it."""
+    return b"data: %b\n\n" % error_body(error)
+
+
+def as_api_error(error: UpstreamError) -> ApiError:
+    """What a client is told when no engine answered its request, or its engine stopped answering."""
+    retry_after = 1 if error.failure in (Failure.CONNECT, Failure.BUSY) else None
+    type_ = "invalid_request_error" if error.status < 500 else "server_error"
+    return ApiError(error.status, error.message, type_, code=error.code, retry_after=retry_after)

@@ -1,0 +1,195 @@
+"""The OpenAI API: from an HTTP request to a dispatched plan.
+
+Each request goes one way through the corridor: read the body, view the prompt, plan, dispatch. Whatever is wrong on the
+way is raised as `ApiError` or `UpstreamError` and answered here, in OpenAI's error shape, as long as nothing has been
+written; afterwards dispatch itself has told the client within the stream. There is no other way out but the client's
+leaving, which cancels the handler and, through the exchange, the engine.
+"""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
+
+from gateway.dispatch import ClientRequest, dispatch
+from gateway.exchange import Exchange, LiveExchanges
+from gateway.fleet import LiveFleet
+from gateway.http.client_response import ClientResponse, write_continue
+from gateway.http.errors import as_api_error, error_body
+from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
+from gateway.upstream.base import UpstreamError
+from router.errors import ApiError, invalid
+from router.fleet import Route
+from router.plan import plan
+from router.prompt import Api, read_fields, read_prompt
+
+BODY_IDLE_S = 60.0
+"""How long a client may pause in the middle of sending its request body."""
+
+_APIS: dict[str, Api] = {
+    "/v1/chat/completions": "chat.completions",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+}
+_REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
+_JSON = ("Content-Type", "application/json")
+_NOBODY = "-"
+"""What `x-headrace-endpoint` and `x-headrace-route` say when there was none."""
+
+
+class Front:
+    """The handler of the client-facing HTTP server."""
+
+    def __init__(self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics, body_limit: int) -> None:
+        self._fleet = fleet
+        self._live = live
+        self._metrics = metrics
+        self._body_limit = body_limit
+        self._started = int(time.time())
+
+    async def handle(self, request: web.BaseRequest) -> ClientResponse:
+        """Answer one request."""
+        request_id = request.headers.get("x-request-id", "")
+        if not _REQUEST_ID.match(request_id):
+            request_id = uuid.uuid4().hex
+        response = ClientResponse(request, (("x-request-id", request_id),))
+        path = request.path
+        api = _APIS.get(path)
+        if api is not None:
+            await self._allowing("POST", request, response, lambda: self._generate(api, request, request_id, response))
+        elif path == "/v1/models" or path.startswith("/v1/models/"):
+            await self._allowing("GET", request, response, lambda: self._models(path, response))
+        else:
+            _refuse(response, ApiError(404, f"There is no {path[:200]!r} here.", code="unknown_url"))
+        return response
+
+    async def _allowing(
+        self, method: str, request: web.BaseRequest, response: ClientResponse, answer: Callable[[], Awaitable[None]]
+    ) -> None:
+        if request.method == method:
+            await answer()
+        else:
+            error = ApiError(405, f"{request.path} takes {method}, not {request.method}.", code="method_not_allowed")
+            response.close_after()  # its body has not been read
+            _refuse(response, error, ("Allow", method))
+
+    async def _generate(self, api: Api, request: web.BaseRequest, request_id: str, response: ClientResponse) -> None:
+        with Exchange(self._live, response) as exchange:
+            try:
+                await self._answer(api, request, request_id, exchange)
+            except ApiError as error:
+                _refuse(response, error, *_placed(exchange))
+            except UpstreamError as error:
+                _refuse(response, as_api_error(error), *_placed(exchange))
+            finally:
+                self._observe(api, exchange)
+
+    async def _answer(self, api: Api, request: web.BaseRequest, request_id: str, exchange: Exchange) -> None:
+        body = await self._read_body(request, exchange.response)
+        fields = read_fields(body)
+        del body
+        prompt = read_prompt(api, fields, request.headers.get("x-session-id"))
+        decided = plan(prompt, self._fleet.view)
+        exchange.route = decided.route.name
+        exchange.response.headers += (("x-headrace-route", _header_value(exchange.route)),)
+        passed = [("x-request-id", request_id)]
+        for name in ("traceparent", "tracestate"):
+            value = request.headers.get(name)
+            if value is not None and value.isascii() and value.isprintable():
+                passed.append((name, value))
+        await dispatch(exchange, decided, ClientRequest(prompt, fields, request_id, tuple(passed)), self._fleet)
+
+    async def _read_body(self, request: web.BaseRequest, response: ClientResponse) -> bytes:
+        """The whole request body. Raises ApiError: 413 over the limit, 408 for a client that stops sending, 400 for
+        bytes that are not what their framing or coding says."""
+        limit = self._body_limit
+        if (request.content_length or 0) > limit:
+            response.close_after()
+            raise _too_large(limit)
+        if request.headers.get("expect", "").lower() == "100-continue":
+            write_continue(request)
+        content = request.content
+        pieces: list[bytes] = []
+        size = 0
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(BODY_IDLE_S) as deadline:
+                while piece := await content.readany():
+                    size += len(piece)
+                    if size > limit:
+                        response.close_after()
+                        raise _too_large(limit)
+                    pieces.append(piece)
+                    deadline.reschedule(loop.time() + BODY_IDLE_S)
+        except TimeoutError:
+            response.close_after()
+            raise ApiError(408, "The request body did not arrive in time.", code="request_timeout") from None
+        except (RequestPayloadError, HttpProcessingError):
+            response.close_after()
+            raise invalid("The request body is not what its headers say.", code="bad_http_request") from None
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _observe(self, api: Api, exchange: Exchange) -> None:
+        route = exchange.route or UNKNOWN_ROUTE
+        response = exchange.response
+        status = response.status if response.finished else CLIENT_GONE
+        metrics = self._metrics
+        metrics.requests.labels(api, route, status).inc()
+        metrics.duration.labels(api, route).observe(self._live.now() - exchange.started)
+        if response.first_write and response.status < 400:
+            metrics.ttft.labels(api, route).observe(response.first_write - exchange.started)
+
+    async def _models(self, path: str, response: ClientResponse) -> None:
+        """The routes as OpenAI's model list, each with what its engine says of the model."""
+        routes = self._fleet.view.routes
+        name = path.removeprefix("/v1/models").removeprefix("/")
+        if not name:
+            entries = [self._model(route) for route in routes.values()]
+            body = msgspec.json.encode({"object": "list", "data": entries})
+        elif name in routes:
+            body = msgspec.json.encode(self._model(routes[name]))
+        else:
+            error = ApiError(
+                404, f"The model {name[:200]!r} does not exist here.", param="model", code="model_not_found"
+            )
+            _refuse(response, error)
+            return
+        response.send(200, (_JSON, ("x-headrace-endpoint", _NOBODY), ("x-headrace-route", _header_value(name))), body)
+
+    def _model(self, route: Route) -> dict[str, object]:
+        """A route's entry: its engine's own, if it has one, under the route's name."""
+        entry: dict[str, object] = {"object": "model", "created": self._started, "owned_by": "headrace"}
+        for pool in route.all_pools:
+            known = [msgspec.json.decode(raw, type=dict[str, object]) for raw in self._fleet.models(pool)]
+            if known:
+                entry |= next((model for model in known if model.get("id") == pool.spec.model), known[0])
+                break
+        return entry | {"id": route.name}
+
+
+def _refuse(response: ClientResponse, error: ApiError, *headers: tuple[str, str]) -> None:
+    """Answer with an error, unless the answer has begun."""
+    if response.started:
+        return
+    named = {name for name, _ in (*headers, *response.headers)}
+    missing = tuple((name, _NOBODY) for name in ("x-headrace-endpoint", "x-headrace-route") if name not in named)
+    retry = (("Retry-After", str(error.retry_after)),) if error.retry_after is not None else ()
+    response.send(error.status, (_JSON, *headers, *missing, *retry), error_body(error))
+
+
+def _placed(exchange: Exchange) -> tuple[tuple[str, str], ...]:
+    return (("x-headrace-endpoint", exchange.attempt.endpoint.id),) if exchange.attempt is not None else ()
+
+
+def _header_value(text: str) -> str:
+    return text or _NOBODY
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The request body is larger than the limit of {limit} bytes.", code="request_too_large")

@@ -1,0 +1,97 @@
+"""The gateway's Prometheus metrics.
+
+Labels are bounded by construction: routes, pools and endpoints come from the fleet's documents (a request for a model
+that is not there counts under `unknown`), everything else is an enumeration. What describes the present (phases,
+requests in flight) is read off the fleet when it is scraped, so it cannot drift from what the router acts on.
+"""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.fleet import FleetView
+
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
+_DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+UNKNOWN_ROUTE = "unknown"
+CLIENT_GONE = 499
+"""The status under which requests are counted whose client left before the answer was complete (nginx's number)."""
+
+
+class Metrics:
+    """The metrics of one gateway process, on a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter(
+            "headrace_requests",
+            "Requests answered, by HTTP status.",
+            ("api", "route", "status"),
+            registry=self.registry,
+        )
+        self.duration = Histogram(
+            "headrace_request_duration_seconds",
+            "From the request's head to the last byte of its answer.",
+            ("api", "route"),
+            buckets=_DURATION_BUCKETS,
+            registry=self.registry,
+        )
+        self.ttft = Histogram(
+            "headrace_time_to_first_token_seconds",
+            "From the request's head to the first byte of content sent to the client.",
+            ("api", "route"),
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self.attempts = Counter(
+            "headrace_attempts",
+            "Requests sent to endpoints, by why the endpoint was chosen.",
+            ("endpoint", "reason"),
+            registry=self.registry,
+        )
+        self.upstream_failures = Counter(
+            "headrace_upstream_failures",
+            "Requests that failed at an endpoint, by the kind of failure.",
+            ("endpoint", "failure"),
+            registry=self.registry,
+        )
+
+
+class FleetCollector(Collector):
+    """Gauges read off the gateway when it is scraped."""
+
+    def __init__(
+        self,
+        view: Callable[[], FleetView],
+        live_requests: Callable[[], int],
+        redis_connected: Callable[[], bool | None],
+    ) -> None:
+        """`redis_connected` gives None where no Redis is configured."""
+        self._view = view
+        self._live_requests = live_requests
+        self._redis_connected = redis_connected
+
+    def collect(self) -> Iterator[Metric]:
+        live = GaugeMetricFamily("headrace_live_requests", "Client requests being answered.")
+        live.add_metric([], self._live_requests())
+        yield live
+        in_flight = GaugeMetricFamily(
+            "headrace_endpoint_in_flight_requests", "Requests at an endpoint.", labels=("endpoint", "pool")
+        )
+        phase = GaugeMetricFamily(
+            "headrace_endpoint_phase", "1 for the phase an endpoint is in.", labels=("endpoint", "pool", "phase")
+        )
+        for endpoint in self._view().endpoints.values():
+            in_flight.add_metric([endpoint.id, endpoint.pool], endpoint.state.in_flight)
+            phase.add_metric([endpoint.id, endpoint.pool, endpoint.phase], 1)
+        yield in_flight
+        yield phase
+        connected = self._redis_connected()
+        if connected is not None:
+            redis = GaugeMetricFamily("headrace_redis_connected", "Whether the shared state is followed.")
+            redis.add_metric([], connected)
+            yield redis

@@ -1,0 +1,139 @@
+"""HTTP/1.1 response framing, for reading engines' answers (RFC 9112).
+
+Only what a gateway's upstream side needs: the head, and the three ways a body may be delimited. A head that could be
+read in two ways (conflicting lengths, folded headers, bare line feeds) is refused instead of guessed at.
+"""
+
+import re
+from dataclasses import dataclass
+
+HEAD_LIMIT = 64 * 1024
+"""Bytes of a response head that are read before the engine is given up."""
+_CHUNK_LINE_LIMIT = 4096
+_TRAILER_LIMIT = 16 * 1024
+
+_STATUS_LINE = re.compile(rb"^HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?$")
+_HEADER_NAME = re.compile(rb"^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$")
+_CHUNK_SIZE = re.compile(rb"^([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?$")
+
+
+class FramingError(Exception):
+    """The engine's bytes are not HTTP/1.1, or could be read in two ways."""
+
+
+@dataclass(slots=True, frozen=True)
+class ResponseHead:
+    """A response's status and headers (names in lower case), and how its body ends."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    chunked: bool
+    content_length: int | None
+    """None: chunked, or until the connection closes."""
+    keep_alive: bool
+
+    def header(self, name: str) -> str | None:
+        """The first value of header `name` (lower case)."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+def parse_head(data: bytes) -> ResponseHead:
+    """The head in `data`, which ends before the blank line. Raises FramingError."""
+    lines = data.split(b"\r\n")
+    status_line = _STATUS_LINE.match(lines[0])
+    if status_line is None:
+        raise FramingError(f"not an HTTP/1.1 status line: {lines[0][:80]!r}")
+    headers = tuple(_header(line) for line in lines[1:])
+    status = int(status_line[2])
+    lengths = set(_list_values(headers, "content-length"))
+    codings = [coding.lower() for coding in _list_values(headers, "transfer-encoding")]
+    connection = {option.lower() for option in _list_values(headers, "connection")}
+    if codings not in ([], ["chunked"]):
+        raise FramingError(f"transfer coding {', '.join(codings)!r} was not asked for")
+    chunked = bool(codings)
+    if len(lengths) > 1 or any(not length.isascii() or not length.isdigit() for length in lengths):
+        raise FramingError(f"conflicting or malformed content-length: {', '.join(sorted(lengths))[:80]!r}")
+    if chunked and lengths:
+        raise FramingError("both content-length and transfer-encoding")
+    length = int(lengths.pop()) if lengths else None
+    if status in (204, 304):
+        chunked, length = False, 0
+    version_keeps = status_line[1] == b"1" and "close" not in connection
+    keep_alive = (version_keeps or "keep-alive" in connection) and (chunked or length is not None)
+    return ResponseHead(status, headers, chunked, length, keep_alive)
+
+
+def _list_values(headers: tuple[tuple[str, str], ...], name: str) -> list[str]:
+    """The members of a header that holds a comma-separated list, over all its lines."""
+    return [member.strip() for key, value in headers if key == name for member in value.split(",")]
+
+
+def _header(line: bytes) -> tuple[str, str]:
+    name, colon, value = line.partition(b":")
+    if not colon or _HEADER_NAME.match(name) is None or b"\n" in value or b"\r" in value or b"\0" in value:
+        raise FramingError(f"malformed header line: {line[:80]!r}")
+    return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
+
+
+class ChunkedReader:
+    """Takes chunked framing off a body, however the reads are cut. Extensions and trailers are dropped."""
+
+    __slots__ = ("_in_trailer", "_line", "_needs_line_end", "_remaining", "complete", "leftover")
+
+    def __init__(self) -> None:
+        self._remaining = 0
+        self._needs_line_end = False
+        self._in_trailer = False
+        self._line = b""
+        self.complete = False
+        """The last chunk and the trailers have been read."""
+        self.leftover = b""
+        """Bytes after the end of the body."""
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the next byte starts a chunk."""
+        return not (self._remaining or self._needs_line_end or self._line or self._in_trailer or self.complete)
+
+    def feed(self, data: bytes) -> bytes:
+        """The body bytes in `data`. Raises FramingError."""
+        pieces: list[bytes] = []
+        position, end = 0, len(data)
+        while position < end and not self.complete:
+            if self._remaining:
+                piece = data[position : position + self._remaining]
+                pieces.append(piece)
+                position += len(piece)
+                self._remaining -= len(piece)
+                self._needs_line_end = not self._remaining
+                continue
+            line_end = data.find(b"\n", position)
+            if line_end < 0:
+                self._line += data[position:]
+                position = end
+            else:
+                line, self._line = self._line + data[position : line_end + 1], b""
+                position = line_end + 1
+                self._take_line(line)
+            if len(self._line) > (_TRAILER_LIMIT if self._in_trailer else _CHUNK_LINE_LIMIT):
+                raise FramingError("a chunk-size or trailer line does not end")
+        if self.complete:
+            self.leftover = data[position:]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _take_line(self, line: bytes) -> None:
+        if not line.endswith(b"\r\n"):
+            raise FramingError("a chunk line ends in a bare line feed")
+        content = line[:-2]
+        if self._needs_line_end:
+            if content:
+                raise FramingError("a chunk is longer than its size")
+            self._needs_line_end = False
+        elif self._in_trailer:
+            self.complete = not content
+        else:
+            size = _CHUNK_SIZE.match(content)
+            if size is None:
+                raise FramingError(f"not a chunk size: {content[:40]!r}")
+            self._remaining = int(size[1], 16)
+            self._in_trailer = self._remaining == 0

@@ -1,0 +1,1 @@
+"""Engine adapters: one for each engine protocol, all behind `gateway.upstream.base`."""

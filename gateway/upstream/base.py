@@ -1,0 +1,157 @@
+"""The seam between dispatch and the engine protocols.
+
+An `Engine` stands for one endpoint: it probes it and makes calls to it. An `EngineCall` is one request on its way:
+`open` sends it and waits until the engine commits to an answer, `relay` then hands the answer to a `Sink` in the wire
+form of the OpenAI API, whatever the engine itself speaks. Two phases, because everything may still be retried on
+another endpoint until `open` has returned, and nothing after.
+
+A call never watches the clock. It records when it last heard from the engine (`last_read`), and the one sweep that
+looks at all live requests calls `abort` with the error that `open` or `relay` is then to raise. `close` may come at any
+time and any number of times; if the answer was not complete, it tells the engine to stop.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, Protocol
+
+import msgspec
+
+from router.fleet import Endpoint, Pool
+
+Api = Literal["chat.completions", "completions", "embeddings"]
+
+
+class Failure(Enum):
+    """What went wrong between gateway and engine, by what may be done about it."""
+
+    CONNECT = "connect"
+    """No connection was made: the engine has seen nothing."""
+    LOST_BEFORE_ANSWER = "lost_before_answer"
+    """The connection ended after the request was sent and before any answer."""
+    BUSY = "busy"
+    """The engine said that it cannot take more now (queue full, shutting down)."""
+    DIED = "died"
+    """The answer broke off."""
+    TIMEOUT = "timeout"
+    """A deadline passed."""
+    PROTOCOL = "protocol"
+    """The engine broke its protocol: malformed framing, an event without end, wrong lengths."""
+    ENGINE = "engine"
+    """The engine reported an error of its own for this request."""
+
+
+@dataclass(slots=True)
+class UpstreamError(Exception):
+    """An engine did not answer as it should. `status`, `message` and `code` are what the client is told."""
+
+    failure: Failure
+    message: str
+    status: int = 502
+    code: str = "upstream_error"
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another endpoint may be tried, as long as the client has seen nothing."""
+        return self.failure in (Failure.CONNECT, Failure.LOST_BEFORE_ANSWER, Failure.BUSY)
+
+    @property
+    def endpoint_fault(self) -> bool:
+        """Whether it speaks against the endpoint's health: then it is probed at once."""
+        return self.failure not in (Failure.BUSY, Failure.ENGINE)
+
+
+@dataclass(slots=True, frozen=True)
+class EngineRequest:
+    """One request as an engine adapter gets it."""
+
+    api: Api
+    body: dict[str, msgspec.Raw]
+    """The client's JSON object, values unparsed; `model` still names the route."""
+    stream: bool
+    include_usage: bool
+    """The client asked for a usage event at the end of the stream (`stream_options.include_usage`)."""
+    request_id: str
+    headers: tuple[tuple[str, str], ...]
+    """Headers to send along: request id, trace context."""
+    endpoint: Endpoint
+    pool: Pool
+
+
+@dataclass(slots=True, frozen=True)
+class AnswerHead:
+    """What the client's response head is made of."""
+
+    status: int
+    content_type: str
+    headers: tuple[tuple[str, str], ...] = ()
+    content_length: int | None = None
+    events: bool = False
+    """The body is a stream of server-sent events."""
+
+
+class Sink(Protocol):
+    """The client's side of a relay. Neither method blocks: back-pressure comes back through `EngineCall.pause`."""
+
+    @property
+    def verbatim(self) -> bool:
+        """Whether `write_chunks` may be called: the client reads chunked framing."""
+
+    def write(self, payload: bytes) -> None:
+        """Send body bytes; of an event stream, whole events only."""
+
+    def write_chunks(self, framed: bytes) -> None:
+        """Send bytes that already are complete HTTP/1.1 chunks."""
+
+
+class EngineCall(Protocol):
+    """One request to one engine."""
+
+    last_read: float
+    """Loop time of the last byte or message from the engine; of the send, before the first."""
+    answering: bool
+    """The engine has sent its first content."""
+
+    async def open(self) -> AnswerHead:
+        """Send the request and wait for the head of the answer. Raises UpstreamError, or ApiError for a request
+        that the engine's contract cannot express."""
+
+    async def relay(self, sink: Sink) -> None:
+        """Pass the answer on until it is complete. Raises UpstreamError when it breaks off."""
+
+    def pause(self) -> None:
+        """Stop reading from the engine: the client does not keep up."""
+
+    def resume(self) -> None: ...
+
+    def abort(self, error: UpstreamError) -> None:
+        """Give up: tell the engine to stop and let `open` or `relay` raise `error`."""
+
+    def close(self) -> None:
+        """Release everything; an unfinished answer is cancelled at the engine. Idempotent."""
+
+
+@dataclass(slots=True, frozen=True)
+class ProbeReport:
+    """What a probe found out about an engine that answered."""
+
+    ready: bool
+    detail: str
+    capabilities: frozenset[str] | None = None
+    """As `EndpointState.capabilities`."""
+    kv_block_tokens: int | None = None
+    models: tuple[msgspec.Raw, ...] = ()
+    """The entries of the engine's own model list, for `/v1/models`."""
+
+
+class Engine(Protocol):
+    """One endpoint's engine. Made once for an endpoint, closed when the endpoint leaves the fleet."""
+
+    def call(self, request: EngineRequest) -> EngineCall: ...
+
+    async def probe(self) -> ProbeReport:
+        """Ask the engine how it is. Raises UpstreamError if it does not answer; the caller sets the deadline."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,286 @@
+"""One HTTP request to an engine, and its answer relayed to a sink.
+
+Everything happens in `data_received`: a read that can go on as it is goes to the client's socket before the event loop
+turns again. The call only ever waits for two things, the head of the answer and its end.
+
+An answer that breaks off is never made to look whole. What had been relayed stays, the unfinished event is dropped, and
+`relay` raises. The one exception is a stream that had already said `[DONE]`: nothing of it is missing.
+"""
+
+import asyncio
+
+from gateway.relay.events import DONE, EventHolder, EventTooLongError, whole_chunks
+from gateway.relay.http1 import HEAD_LIMIT, ChunkedReader, FramingError, ResponseHead, parse_head
+from gateway.upstream.base import Failure, Sink, UpstreamError
+from gateway.upstream.http_connection import Connection, ConnectionPool
+
+_EARLY_LIMIT = 64 * 1024
+"""Body bytes read ahead of `relay` before reading is paused."""
+
+
+class HttpCall:
+    """One request on one connection of `pool`. `request` is complete: head and body."""
+
+    __slots__ = (
+        "_connection",
+        "_done",
+        "_early",
+        "_early_size",
+        "_error",
+        "_events",
+        "_head",
+        "_head_bytes",
+        "_head_waiter",
+        "_last",
+        "_loop",
+        "_lost",
+        "_lost_error",
+        "_pool",
+        "_reader",
+        "_remaining",
+        "_request",
+        "_sink",
+        "_timeout",
+        "answering",
+        "last_read",
+    )
+
+    def __init__(self, pool: ConnectionPool, request: tuple[bytes, ...], connect_timeout: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pool = pool
+        self._request = request
+        self._timeout = connect_timeout
+        self._connection: Connection | None = None
+        self._head: ResponseHead | None = None
+        self._head_bytes = b""
+        self._head_waiter: asyncio.Future[ResponseHead] | None = None
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._error: UpstreamError | None = None
+        self._sink: Sink | None = None
+        self._early: list[bytes] = []
+        self._early_size = 0
+        self._lost = False
+        self._lost_error: Exception | None = None
+        self._reader: ChunkedReader | None = None
+        self._remaining = 0
+        self._events: EventHolder | None = None
+        self._last = b""
+        self.last_read = self._loop.time()
+        self.answering = False
+
+    async def send(self) -> ResponseHead:
+        """Send the request and wait for the head of the answer. Raises UpstreamError.
+
+        A connection that was used before may be closed by the engine in the moment it is used again. If it ends before
+        a single byte of answer, the request is sent once more on a new one, as RFC 9112 section 9.3.1 has it.
+        """
+        connection = self._pool.take()
+        if connection is not None:
+            try:
+                return await self._send_on(connection)
+            except UpstreamError as error:
+                if error.failure is not Failure.LOST_BEFORE_ANSWER or self._head_bytes or self._error is not None:
+                    raise
+        return await self._send_on(await self._pool.connect(self._timeout))
+
+    async def _send_on(self, connection: Connection) -> ResponseHead:
+        self._connection = connection
+        if self._error is not None:
+            raise self._error
+        assert connection.transport is not None
+        self.last_read = self._loop.time()
+        self._head_waiter = self._loop.create_future()
+        connection.receiver = self
+        connection.transport.writelines(self._request)
+        return await self._head_waiter
+
+    async def relay(self, sink: Sink) -> None:
+        """Pass the body on until it is complete. Raises UpstreamError when it breaks off; a sink may raise it too.
+
+        What was read before is passed on first; if the connection ended meanwhile, only then is it known what that
+        means.
+        """
+        self._request = ()
+        self._sink = sink
+        early, self._early = self._early, []
+        if self._early_size >= _EARLY_LIMIT:
+            self.resume()
+        try:
+            for data in early:
+                self._body(data, sink)
+        except (FramingError, EventTooLongError, UpstreamError) as error:
+            self._broken(error)
+        if self._lost and not self._done.done():
+            self._judge_end(self._lost_error)
+        await self._done
+
+    def data_received(self, data: bytes) -> None:
+        self.last_read = self._loop.time()
+        try:
+            if self._head is None:
+                data = self._read_head(data)
+                if not data:
+                    return
+            self.answering = True
+            if self._sink is not None:
+                self._body(data, self._sink)
+            else:
+                self._early.append(data)
+                self._early_size += len(data)
+                if self._early_size >= _EARLY_LIMIT:
+                    self.pause()
+        except (FramingError, EventTooLongError, UpstreamError) as error:
+            self._broken(error)
+
+    def _read_head(self, data: bytes) -> bytes:
+        """Take the head, once it is there, and return the body bytes that came with it."""
+        self._head_bytes += data
+        while (end := self._head_bytes.find(b"\r\n\r\n")) >= 0:
+            head = parse_head(self._head_bytes[:end])
+            self._head_bytes = self._head_bytes[end + 4 :]
+            if head.status >= 200:
+                self._start_body(head)
+                return self._head_bytes
+        if len(self._head_bytes) > HEAD_LIMIT:
+            raise FramingError(f"a response head of more than {HEAD_LIMIT} bytes")
+        return b""
+
+    def _start_body(self, head: ResponseHead) -> None:
+        self._head = head
+        if head.chunked:
+            self._reader = ChunkedReader()
+        self._remaining = head.content_length or 0
+        content_type = head.header("content-type") or ""
+        if content_type.lower().startswith("text/event-stream"):
+            self._events = EventHolder()
+        assert self._head_waiter is not None
+        if not self._head_waiter.done():
+            self._head_waiter.set_result(head)
+        if head.content_length == 0:
+            self._complete(reusable=head.keep_alive)
+
+    def _body(self, data: bytes, sink: Sink) -> None:
+        assert self._head is not None
+        reader, events = self._reader, self._events
+        if reader is not None:
+            if (
+                events is not None
+                and sink.verbatim
+                and reader.at_boundary
+                and not events.holding
+                and whole_chunks(data)
+            ):
+                self._last = data
+                sink.write_chunks(data)
+                return
+            payload = reader.feed(data)
+            complete, leftover = reader.complete, bool(reader.leftover)
+        elif self._head.content_length is not None:
+            payload = data[: self._remaining]
+            self._remaining -= len(payload)
+            complete, leftover = self._remaining == 0, len(payload) < len(data)
+        else:
+            payload, complete, leftover = data, False, False
+        if events is not None:
+            payload = events.feed(payload)
+            if complete:
+                payload += events.rest()
+        if payload:
+            self._last = payload
+            sink.write(payload)
+        if complete:
+            self._complete(reusable=self._head.keep_alive and not leftover)
+
+    def _complete(self, *, reusable: bool) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if reusable:
+                self._pool.give_back(connection)
+            else:
+                connection.drop()
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection = None
+        if self._head is None:
+            self._fail(
+                UpstreamError(
+                    Failure.LOST_BEFORE_ANSWER,
+                    f"Engine {self._pool.endpoint} closed the connection without an answer.",
+                    code="engine_lost",
+                )
+            )
+        elif self._sink is None:
+            self._lost, self._lost_error = True, error
+        elif not self._done.done():
+            self._judge_end(error)
+
+    def _judge_end(self, error: Exception | None) -> None:
+        """The connection has ended after all that was read from it: is the answer whole?"""
+        if self._ended_by_close(error):
+            self._complete(reusable=False)
+        else:
+            self._fail(
+                UpstreamError(
+                    Failure.DIED,
+                    f"Engine {self._pool.endpoint} broke off in the middle of its answer.",
+                    code="engine_died",
+                )
+            )
+
+    def _ended_by_close(self, error: Exception | None) -> bool:
+        """Whether the end of the connection is the end of the answer: the body is delimited by it, or nothing is
+        missing but the framing."""
+        assert self._head is not None
+        if self._events is not None:
+            return DONE in self._last[-64:] and not self._events.holding
+        return error is None and not self._head.chunked and self._head.content_length is None
+
+    def _broken(self, error: Exception) -> None:
+        if isinstance(error, UpstreamError):
+            self.abort(error)
+            return
+        what = "an event without end" if isinstance(error, EventTooLongError) else str(error)
+        self.abort(
+            UpstreamError(
+                Failure.PROTOCOL,
+                f"Engine {self._pool.endpoint} broke its protocol: {what}.",
+                code="engine_protocol_error",
+            )
+        )
+
+    def _fail(self, error: UpstreamError) -> None:
+        self._error = error
+        if self._head_waiter is not None and not self._head_waiter.done():
+            self._head_waiter.set_exception(error)
+        elif self._head is not None and not self._done.done():
+            self._done.set_exception(error)
+
+    def pause(self) -> None:
+        if self._connection is not None and self._connection.transport is not None:
+            self._connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._connection is not None and self._connection.transport is not None:
+            self._connection.transport.resume_reading()
+
+    def abort(self, error: UpstreamError) -> None:
+        """Give up: close the connection, which is how an HTTP engine learns of it, and let the waiter raise `error`."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop()
+        self._fail(error)
+
+    def close(self) -> None:
+        """Release the connection; if the answer is not complete, the engine sees its client go."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop()
+        for waiter in (self._head_waiter, self._done):
+            if waiter is None:
+                continue
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # seen: nobody may be left to raise it to
+            else:
+                waiter.cancel()

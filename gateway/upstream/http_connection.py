@@ -1,0 +1,124 @@
+"""Connections to an engine's HTTP server, kept alive between requests.
+
+Our own `asyncio.Protocol` instead of an HTTP client library, because a relay needs what those hide: bytes as they were
+framed, in the moment they arrive, without a task in between. A connection carries one request at a time and hands
+everything it reads to its `Receiver`.
+"""
+
+import asyncio
+from collections import deque
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+from gateway.upstream.base import Failure, UpstreamError
+
+IDLE_LIMIT_S = 4.0
+"""How long an unused connection is kept. Engines close theirs after 5 s or more (uvicorn, llama.cpp): ours goes first,
+so that no request meets a connection that is just being closed."""
+IDLE_CONNECTIONS = 256
+"""Unused connections kept for one engine."""
+
+
+class Receiver(Protocol):
+    """Who a connection reads for."""
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def connection_lost(self, error: Exception | None) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """One TCP connection to an engine."""
+
+    __slots__ = ("closed", "idle_since", "receiver", "reused", "transport")
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.receiver: Receiver | None = None
+        self.closed = False
+        self.reused = False
+        self.idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.receiver is not None:
+            self.receiver.data_received(data)
+        else:  # nobody asked: not a connection to trust
+            self.drop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if self.receiver is not None:
+            self.receiver.connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close at once. The engine sees its client go, and stops working for it."""
+        self.closed = True
+        self.receiver = None
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class ConnectionPool:
+    """The connections to one engine, last used first."""
+
+    def __init__(self, endpoint: str, base_url: str) -> None:
+        """`endpoint` is the engine's name in error messages: clients are told that, never an address."""
+        self.endpoint = endpoint
+        parts = urlsplit(base_url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or 80
+        self.host_header = parts.netloc
+        self.path = parts.path.rstrip("/")
+        """What the engine's URL puts before every path."""
+        self._idle: deque[Connection] = deque()
+        self._closed = False
+
+    def take(self) -> Connection | None:
+        """A connection used before, or None."""
+        oldest = asyncio.get_running_loop().time() - IDLE_LIMIT_S
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.popleft().drop()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed:
+                connection.reused = True
+                return connection
+        return None
+
+    async def connect(self, timeout: float) -> Connection:
+        """A new connection. Raises UpstreamError (CONNECT) if there is none within `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout):
+                _, connection = await loop.create_connection(Connection, self._host, self._port)
+        except TimeoutError:
+            raise UpstreamError(
+                Failure.CONNECT,
+                f"Engine {self.endpoint} accepted no connection within {timeout:g} s.",
+                503,
+                "connect_timeout",
+            ) from None
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UpstreamError(
+                Failure.CONNECT, f"Engine {self.endpoint} cannot be reached: {reason}.", 503, "connect_failed"
+            ) from None
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next request."""
+        connection.receiver = None
+        if self._closed or connection.closed or len(self._idle) >= IDLE_CONNECTIONS:
+            connection.drop()
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close what is unused, and what is given back from now on."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().drop()

@@ -1,0 +1,127 @@
+"""Engines that speak the OpenAI API themselves: trtllm-serve, vLLM, SGLang, llama.cpp.
+
+Their answers already have the client's wire form, so they are relayed, not read. The request is the client's own with
+one value exchanged: `model` becomes the name the engine knows. Nothing of the client's headers goes along but what the
+gateway puts there on purpose; credentials never do.
+"""
+
+import asyncio
+
+import msgspec
+
+from gateway.upstream.base import (
+    AnswerHead,
+    EngineRequest,
+    Failure,
+    ProbeReport,
+    UpstreamError,
+)
+from gateway.upstream.http_call import HttpCall
+from gateway.upstream.http_connection import ConnectionPool
+from router.fleet import Endpoint, Pool
+
+PATHS = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
+PASSED_HEADERS = frozenset({"retry-after"})
+"""What of an engine's response headers the client gets, besides the content type."""
+
+MODELS_EVERY_S = 60.0
+"""How often a healthy engine is asked for its model list again."""
+_PROBE_LIMIT = 4 * 1024 * 1024
+
+
+class OpenAIEngine:
+    """One endpoint with the OpenAI API."""
+
+    def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
+        if endpoint.spec.http is None:
+            raise ValueError(f"endpoint {endpoint.id}: protocol openai needs 'http'")
+        self._pool = ConnectionPool(endpoint.id, endpoint.spec.http)
+        self._connect_timeout = pool.timeouts.connect
+        self._model = msgspec.Raw(msgspec.json.encode(pool.spec.model))
+        self._models: tuple[msgspec.Raw, ...] = ()
+        self._models_read = float("-inf")
+
+    def call(self, request: EngineRequest) -> "OpenAICall":
+        body = msgspec.json.encode({**request.body, "model": self._model})
+        lines = [f"POST {self._pool.path}{PATHS[request.api]} HTTP/1.1", f"host: {self._pool.host_header}"]
+        lines += [f"{name}: {value}" for name, value in request.headers]
+        lines += ["content-type: application/json", "accept-encoding: identity", f"content-length: {len(body)}", "", ""]
+        return OpenAICall(self._pool, ("\r\n".join(lines).encode("latin-1"), body), self._connect_timeout)
+
+    async def probe(self) -> ProbeReport:
+        """Ask `/health`, which every one of these engines has, and now and then for the models."""
+        try:
+            status, _ = await self._get("/health")
+            if status in (404, 405, 501):
+                status, _ = await self._get("/v1/models")
+            if status != 200:
+                self._models_read = float("-inf")
+                return ProbeReport(ready=False, detail=f"its health check answers {status}")
+            now = asyncio.get_running_loop().time()
+            if now - self._models_read > MODELS_EVERY_S:
+                self._models = await self._list_models()
+                self._models_read = now
+        except UpstreamError:
+            self._models_read = float("-inf")
+            raise
+        return ProbeReport(ready=True, detail="ready", models=self._models)
+
+    async def _list_models(self) -> tuple[msgspec.Raw, ...]:
+        status, body = await self._get("/v1/models")
+        if status != 200:
+            return ()
+        try:
+            return tuple(msgspec.json.decode(body, type=_ModelList).data)
+        except msgspec.DecodeError:
+            return ()
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        lines = (f"GET {self._pool.path}{path} HTTP/1.1", f"host: {self._pool.host_header}", "accept: */*", "", "")
+        call = HttpCall(self._pool, ("\r\n".join(lines).encode("latin-1"),), self._connect_timeout)
+        try:
+            head = await call.send()
+            sink = _Collected()
+            await call.relay(sink)
+            return head.status, b"".join(sink.pieces)
+        finally:
+            call.close()
+
+    async def close(self) -> None:
+        self._pool.close()
+
+
+class OpenAICall(HttpCall):
+    """One request to an engine with the OpenAI API."""
+
+    __slots__ = ()
+
+    async def open(self) -> AnswerHead:
+        """The head of the engine's answer; an engine's own error is an answer like any other."""
+        head = await self.send()
+        headers = tuple((name, value) for name, value in head.headers if name in PASSED_HEADERS)
+        content_type = head.header("content-type") or "application/octet-stream"
+        events = content_type.lower().startswith("text/event-stream")
+        return AnswerHead(head.status, content_type, headers, head.content_length, events)
+
+
+class _ModelList(msgspec.Struct):
+    data: list[msgspec.Raw]
+
+
+class _Collected:
+    """A sink that keeps a small body whole."""
+
+    verbatim = False
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self._size = 0
+
+    def write(self, payload: bytes) -> None:
+        self._size += len(payload)
+        if self._size > _PROBE_LIMIT:
+            raise UpstreamError(Failure.PROTOCOL, f"A probe was answered with more than {_PROBE_LIMIT} bytes.")
+        self.pieces.append(payload)
+
+    def write_chunks(self, framed: bytes) -> None:
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""The application: the command, the embedded fleet, settings and wiring around gateway and router."""

@@ -1,0 +1,61 @@
+"""`headrace gateway`: run one gateway process against engines and a Redis of one's own."""
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from gateway.app import Gateway, ListenError
+from headrace.config import ConfigError, LoadedFleet, load_fleet
+from headrace.logs import configure_logging
+
+logger = logging.getLogger("headrace.gateway")
+
+
+def gateway(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The fleet file.", envvar="HEADRACE_CONFIG")],
+) -> None:
+    """Run a gateway with the fleet described in CONFIG."""
+    try:
+        loaded = load_fleet(config, os.environ)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    configure_logging(loaded.settings.log_level, loaded.settings.log_format)
+    for warning in loaded.warnings:
+        logger.warning("%s", warning.render(str(loaded.path)))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_serve(loaded))
+        except ListenError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from None
+
+
+async def _serve(loaded: LoadedFleet) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal stops without waiting for streams."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    server = Gateway(loaded.spec, loaded.content_hash, loaded.settings.admin_token)
+    drain: asyncio.Task[None] | None = None
+
+    def stop() -> None:
+        if stopping.is_set() and drain is not None:
+            logger.warning("told to stop again: not waiting for streams any longer")
+            drain.cancel()
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await server.start()
+        await stopping.wait()
+        logger.info("stopping: no new connections, waiting for streams to finish")
+    finally:
+        drain = asyncio.create_task(server.stop())
+        await asyncio.wait([drain])

@@ -1,0 +1,32 @@
+"""Log lines to standard error, as text for people or as JSON for collectors.
+
+Requests are not logged one by one, and prompts and completions never: what is logged are changes of state.
+"""
+
+import logging
+import sys
+import time
+from typing import Literal
+
+import msgspec
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def configure_logging(level: str, format_: Literal["text", "json"]) -> None:
+    """Set up the root logger of this process."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(_JsonFormatter() if format_ == "json" else text)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
