@@ -113,9 +113,10 @@ def _endpoints(fleet: FleetSpec) -> Iterator[Finding]:
 
 
 def _route(path: Path, route: RouteSpec, pools: Collection[str]) -> Iterator[Finding]:
+    both = route.pool is not None and bool(route.pools)
     if route.pool is None and not route.pools:
         yield Finding(path, "needs `pool`, or `pools` for a weighted split")
-    elif route.pool is not None and route.pools:
+    elif both:
         yield Finding(path, "has both `pool` and `pools`; keep one")
     named: list[tuple[Path, str]] = [((*path, "pool"), route.pool)] if route.pool is not None else []
     named += [((*path, "pools", index, "pool"), part.pool) for index, part in enumerate(route.pools)]
@@ -125,6 +126,6 @@ def _route(path: Path, route: RouteSpec, pools: Collection[str]) -> Iterator[Fin
         if name not in pools:
             known = did_you_mean(name, pools) or (f"; there are {', '.join(pools)}" if pools else "; there are none")
             yield Finding(where, f"no pool is named {name}{known}")
-        elif name in seen:
+        elif name in seen and not both:
             yield Finding(where, f"pool {name} is named twice in this route")
         seen.add(name)

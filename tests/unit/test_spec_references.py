@@ -1,0 +1,99 @@
+"""How the parts of a fleet must fit together: each contradiction is found, at its line."""
+
+# ruff: noqa: E501 (one contradiction a line)
+
+import pytest
+
+from router.spec.strict import read_fleet
+
+FILE = """\
+fleet: demo
+pools:
+  smollm:
+    protocol: triton
+    model: ensemble
+    chat_template: {text: x}
+    endpoints:
+      - {id: a, grpc: "h:1"}
+      - {id: b, grpc: "h:2"}
+  llama:
+    protocol: openai
+    model: m
+    endpoints: [{id: c, http: "http://h:3"}]
+routes:
+  smollm2: {pool: smollm, fallback: [llama]}
+  both: {pools: [{pool: smollm}, {pool: llama}]}
+gateway: {http: ":8000", admin: "127.0.0.1:9090"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "path", "message"),
+    [
+        ("{pool: smollm, fallback", "{pool: smolm, fallback", 15, "routes.smollm2.pool", "no pool is named smolm; did you mean smollm?"),
+        ("[llama]", "[zebra]", 15, "routes.smollm2.fallback[0]", "no pool is named zebra; there are smollm, llama"),
+        ("{pool: llama}]", "{pool: lama}]", 16, "routes.both.pools[1].pool", "no pool is named lama; did you mean llama?"),
+        ("[llama]", "[llama, smollm]", 15, "routes.smollm2.fallback[1]", "pool smollm is named twice in this route"),
+        ("{pool: llama}]", "{pool: smollm}]", 16, "routes.both.pools[1].pool", "pool smollm is named twice in this route"),
+        ("pool: smollm, fallback", "fallback", 15, "routes.smollm2", "needs `pool`, or `pools` for a weighted split"),
+        ("{pools:", "{pool: llama, pools:", 16, "routes.both", "has both `pool` and `pools`; keep one"),
+        ("id: c", "id: a", 13, "pools.llama.endpoints[0].id", "endpoint id a is taken in pool smollm; ids are unique in a fleet"),
+        ('{id: b, grpc: "h:2"}', '{id: b, http: "http://h:2"}', 9, "pools.smollm.endpoints[1]", "protocol triton needs `grpc`: the address of the engine's GRPC API"),
+        ('http: "http://h:3"', 'grpc: "h:3"', 13, "pools.llama.endpoints[0]", "protocol openai needs `http`: the address of the engine's HTTP API"),
+        ("h:2", "h:1", 9, "pools.smollm.endpoints[1].grpc", "ensemble at this address is already endpoint a"),
+        ("{text: x}", "{bos: x}", 6, "pools.smollm.chat_template", "needs `file` or `text`"),
+        ("{text: x}", "{text: x, file: y}", 6, "pools.smollm.chat_template", "has both `file` and `text`; keep one"),
+        ("model: m", 'model: ""', 12, "pools.llama.model", "is empty; write the name the engine knows the model by"),
+        ("model: m", "model: m\n    price: {usd_per_gpu_hour: 1, usd_per_million_prompt_tokens: 1}", 13, "pools.llama.price.usd_per_million_prompt_tokens", "a pool is paid by the GPU-hour or by the token, not both"),
+        ("127.0.0.1:9090", "127.0.0.1:8000", 17, "gateway.admin", "listens on port 8000, which `http` already takes"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_is_named_where_it_stands(old: str, new: str, line: int, path: str, message: str) -> None:
+    assert FILE.count(old) == 1
+    reading = read_fleet(FILE.replace(old, new))
+    (problem,) = reading.problems
+    assert (problem.line, problem.path, problem.message) == (line, path, message)
+    assert reading.fleet is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "words"),
+    [
+        ("model: m", "model: m\n    timeouts: {first_byte: 60s, total: 30s}", "pools.llama.timeouts.first_byte", "never reached"),
+        ("model: m", "model: m\n    chat_template: {text: x}", "pools.llama.chat_template", "has no effect"),
+    ],
+)  # fmt: skip
+def test_what_works_but_cannot_be_meant_is_a_warning(old: str, new: str, path: str, words: str) -> None:
+    reading = read_fleet(FILE.replace(old, new))
+    (warning,) = reading.warnings
+    assert reading.fleet is not None
+    assert warning.path == path
+    assert words in warning.message
+
+
+def test_a_default_timeout_above_total_is_nobodys_mistake() -> None:
+    reading = read_fleet(FILE.replace("model: m", "model: m\n    timeouts: {total: 30s}"))
+    assert (reading.problems, reading.warnings) == ([], [])
+
+
+def test_a_file_without_routes_can_start_with_a_warning() -> None:
+    reading = read_fleet("fleet: demo\n")
+    assert reading.fleet is not None
+    assert [warning.message for warning in reading.warnings] == [
+        "no routes: nothing is served until one is set from elsewhere"
+    ]
+
+
+def test_one_server_may_serve_two_models() -> None:
+    second = '  other: {protocol: triton, model: n, endpoints: [{id: d, grpc: "h:1"}]}\nroutes:'
+    assert read_fleet(FILE.replace("routes:", second)).problems == []
+
+
+def test_listeners_may_share_a_port_on_different_interfaces_or_leave_it_to_the_system() -> None:
+    for http, admin in (("127.0.0.2:8000", "127.0.0.1:8000"), (":0", ":0")):
+        assert read_fleet(FILE.replace(":8000", http).replace("127.0.0.1:9090", admin)).problems == []
+
+
+def test_a_pool_with_a_mistake_inside_still_counts_as_there() -> None:
+    reading = read_fleet(FILE.replace("model: ensemble", "modle: ensemble"))
+    assert [problem.path for problem in reading.problems] == ["pools.smollm.model", "pools.smollm.modle"]

@@ -1,0 +1,298 @@
+"""The strict reader, the types and the JSON Schema agree about what a fleet file may hold."""
+
+import copy
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from headrace.cli.schema import schema_text
+from router.spec import fleet, strict
+from router.spec.fleet import (
+    ChatTemplateSpec,
+    EndpointSpec,
+    FleetSpec,
+    GatewaySpec,
+    PoolSpec,
+    PriceSpec,
+    ProbeSpec,
+    RedisSpec,
+    RouteSpec,
+    TimeoutSpec,
+    WeightedPool,
+)
+from router.spec.schema import fleet_schema
+from router.spec.strict import read_fleet
+
+ROOT = Path(__file__).parents[2]
+VALIDATOR = jsonschema.Draft202012Validator(fleet_schema())
+
+Path_ = tuple[str | int, ...]
+
+names = st.from_regex(r"[A-Za-z][A-Za-z0-9._/-]{0,12}", fullmatch=True)
+words = st.text(string.ascii_letters + string.digits + " :#{}[]'\"|>-äß水🌊\n\\", max_size=12)
+durations = st.from_regex(r"[1-9][0-9]{0,3}(\.[0-9]{1,2})?(ms|s|m|h)", fullmatch=True)
+durations_or_off = durations | st.just("off")
+hosts = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,8}[a-z0-9])?|\[[0-9a-f:]{2,8}\]", fullmatch=True)
+positive = st.integers(1, 2**40)
+money = st.none() | st.floats(0, 1e6)
+
+
+def struct(type_: type, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Instances of a type; a test below holds that every field of it is generated."""
+    assert set(fields) == set(type_.__struct_fields__)  # type: ignore[attr-defined]
+    return st.builds(type_, **fields)
+
+
+def templates() -> st.SearchStrategy[ChatTemplateSpec]:
+    file_or_text = st.tuples(words.filter(bool), st.none()) | st.tuples(st.none(), words)
+    rest = struct(
+        ChatTemplateSpec,
+        file=st.none(),
+        text=st.none(),
+        bos=words,
+        eos=words,
+        stop=st.lists(words, max_size=3),
+        engine_adds_bos=st.booleans(),
+    )
+    return st.builds(lambda pair, t: msgspec.structs.replace(t, file=pair[0], text=pair[1]), file_or_text, rest)
+
+
+def prices() -> st.SearchStrategy[PriceSpec]:
+    by_hour = {"usd_per_million_prompt_tokens": st.none(), "usd_per_million_completion_tokens": st.none()}
+    by_token = {"usd_per_million_prompt_tokens": money, "usd_per_million_completion_tokens": money}
+    gpus = st.integers(1, 64)
+    return struct(PriceSpec, usd_per_gpu_hour=money, gpus=gpus, **by_hour) | struct(
+        PriceSpec, usd_per_gpu_hour=st.none(), gpus=gpus, **by_token
+    )
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> FleetSpec:
+    """Valid fleets, every field of every type included."""
+    pools: dict[str, PoolSpec] = {}
+    serial = iter(range(1, 1000))
+
+    def endpoint() -> EndpointSpec:
+        number = next(serial)  # makes ids and addresses unique
+        return draw(
+            struct(
+                EndpointSpec,
+                id=names.map(lambda name: f"{name}{number}"),
+                http=hosts.map(lambda host: f"http://{host}:{number}/v1"),
+                grpc=hosts.map(lambda host: f"{host}:{number}"),
+                metrics=st.none() | hosts.map(lambda host: f"http://{host}/metrics"),
+                role=st.sampled_from(["prefill", "decode", "both"]),
+                tp=positive,
+                pp=positive,
+                nodes=positive,
+                capacity=st.sampled_from(["on-demand", "spot"]),
+                zone=st.none() | words,
+                node=st.none() | words,
+            )
+        )
+
+    for name in draw(st.lists(names, max_size=3, unique=True)):
+        pools[name] = draw(
+            struct(
+                PoolSpec,
+                protocol=st.sampled_from(["openai", "triton"]),
+                model=words.filter(bool),
+                endpoints=st.just([endpoint() for _ in range(draw(st.integers(0, 2)))]),
+                chat_template=st.none() | templates(),
+                price=st.none() | prices(),
+                timeouts=struct(
+                    TimeoutSpec,
+                    connect=durations,
+                    first_byte=durations_or_off,
+                    idle=durations_or_off,
+                    total=durations_or_off,
+                ),
+                probe=struct(ProbeSpec, interval=durations, timeout=durations, failures=positive),
+                kv_block_tokens=st.none() | positive,
+            )
+        )
+    routes: dict[str, RouteSpec] = {}
+    for name in draw(st.lists(names, max_size=3, unique=True)) if pools else []:
+        first, *others = draw(st.permutations(list(pools)))
+        split = [WeightedPool(pool=pool, weight=draw(st.floats(1e-3, 1e3))) for pool in (first, *others)]
+        routes[name] = draw(
+            st.sampled_from([RouteSpec(pool=first, fallback=others), RouteSpec(pools=split), RouteSpec(pool=first)])
+        )
+    return draw(
+        struct(
+            FleetSpec,
+            fleet=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,12}", fullmatch=True),
+            redis=st.none() | struct(RedisSpec, url=hosts.map(lambda host: f"rediss://{host}:6379")),
+            pools=st.just(pools),
+            routes=st.just(routes),
+            gateway=struct(
+                GatewaySpec,
+                http=hosts.map(lambda host: f"{host}:8000"),
+                grpc=st.none() | hosts.map(lambda host: f"{host}:8001"),
+                admin=st.just(":9090"),
+                body_limit=st.from_regex(r"[1-9][0-9]{0,3}(B|KiB|MiB|GiB)", fullmatch=True),
+            ),
+        )
+    )
+
+
+def plain(spec: FleetSpec) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(spec))
+
+
+def written(value: object, flow: bool) -> str:
+    # Width 1: every field of a block mapping and most long words break the line, which moves what follows.
+    return yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True, sort_keys=False, width=40)
+
+
+def slots(value: object, type_: inspect.Type, path: Path_ = ()) -> Iterator[tuple[Path_, inspect.Type, object]]:
+    """Every value in a plain fleet with its path and type."""
+    if isinstance(type_, inspect.Metadata):
+        type_ = type_.type
+    if isinstance(type_, inspect.UnionType):
+        (type_,) = (one for one in type_.types if not isinstance(one, inspect.NoneType))
+        if isinstance(type_, inspect.Metadata):
+            type_ = type_.type
+    yield path, type_, value
+    if isinstance(type_, inspect.StructType) and isinstance(value, dict):
+        for field in type_.fields:
+            if field.encode_name in value:
+                yield from slots(value[field.encode_name], field.type, (*path, field.encode_name))
+    elif isinstance(type_, inspect.DictType) and isinstance(value, dict):
+        for key, item in value.items():
+            yield from slots(item, type_.value_type, (*path, key))
+    elif isinstance(type_, inspect.ListType) and isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from slots(item, type_.item_type, (*path, index))
+
+
+def at(value: Any, path: Path_) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+@given(fleets(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_fleet_survives_yaml_and_strict_reading_and_fits_the_schema(spec: FleetSpec, flow: bool) -> None:
+    reading = read_fleet(written(plain(spec), flow))
+    assert reading.problems == []
+    assert reading.fleet == spec
+    VALIDATOR.validate(plain(spec))
+
+
+@given(fleets(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_renamed_key_is_refused_by_reader_and_schema_on_its_line(spec: FleetSpec, data: st.DataObject) -> None:
+    mutated = copy.deepcopy(plain(spec))
+    structs = [
+        path
+        for path, type_, value in slots(mutated, inspect.type_info(FleetSpec))
+        if isinstance(type_, inspect.StructType) and value
+    ]
+    path = data.draw(st.sampled_from(structs))
+    parent = at(mutated, path)
+    key = data.draw(st.sampled_from(sorted(parent)))
+    parent["renamed_key"] = parent.pop(key)
+
+    text = written(mutated, flow=False)
+    found = {problem.path: problem for problem in read_fleet(text).problems}
+    problem = found[strict.path_text((*path, "renamed_key"))]
+    assert problem.message.startswith("unknown key")
+    assert problem.line is not None and problem.column is not None
+    assert text.splitlines()[problem.line - 1][problem.column - 1 :].startswith("renamed_key:")
+    assert list(VALIDATOR.iter_errors(mutated))
+
+
+WRONG: dict[type, list[object]] = {
+    inspect.StrType: [17, 1.5, True, ["x"], {"x": "y"}],
+    inspect.LiteralType: [17, False, "no such choice", ["x"]],
+    inspect.IntType: ["17", 1.5, True, -1, 0, {"x": 1}],
+    inspect.FloatType: ["1.5", False, -0.5, ["x"]],
+    inspect.BoolType: ["true", 1, ["x"]],
+    inspect.ListType: ["x", 17, {"x": "y"}],
+    inspect.DictType: ["x", 17, ["y"]],
+    inspect.StructType: ["x", 17, ["y"]],
+}
+
+
+@given(fleets(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_value_of_the_wrong_type_is_refused_by_reader_and_schema(spec: FleetSpec, data: st.DataObject) -> None:
+    mutated = copy.deepcopy(plain(spec))
+    places = [
+        (path, type_)
+        for path, type_, value in slots(mutated, inspect.type_info(FleetSpec))
+        if path and value is not None
+    ]
+    path, type_ = data.draw(st.sampled_from(places))
+    marker = data.draw(st.sampled_from(WRONG[type(type_)]))
+    at(mutated, path[:-1])[path[-1]] = marker
+
+    text = written(mutated, flow=False)
+    found = {problem.path: problem for problem in read_fleet(text).problems}
+    problem = found[strict.path_text(path)]
+    assert problem.line is not None
+    if not isinstance(marker, list | dict):  # those start on a line of their own
+        assert written(marker, flow=True).splitlines()[0] in text.splitlines()[problem.line - 1]
+    assert list(VALIDATOR.iter_errors(mutated))
+
+
+def test_the_reader_knows_every_kind_of_type_a_fleet_is_made_of() -> None:
+    def kinds(type_: inspect.Type) -> Iterator[inspect.Type]:
+        if isinstance(type_, inspect.Metadata):
+            yield from kinds(type_.type)
+        elif isinstance(type_, inspect.UnionType):
+            others = [one for one in type_.types if not isinstance(one, inspect.NoneType)]
+            assert len(others) == 1, "the reader decides by one type"
+            yield from kinds(others[0])
+        else:
+            yield type_
+            match type_:
+                case inspect.StructType():
+                    for field in type_.fields:
+                        yield from kinds(field.type)
+                case inspect.ListType():
+                    yield from kinds(type_.item_type)
+                case inspect.DictType():
+                    yield from kinds(type_.key_type)
+                    yield from kinds(type_.value_type)
+
+    for type_ in kinds(inspect.type_info(FleetSpec)):
+        assert type(type_) in strict._WANTED
+        # Constraints the walk does not enforce itself must not appear unnoticed.
+        for constraint in ("min_length", "max_length", "lt", "le", "multiple_of"):
+            assert getattr(type_, constraint, None) is None
+
+
+def test_the_schema_in_docs_is_the_one_generated_from_the_types() -> None:
+    assert (ROOT / "docs" / "fleet.schema.json").read_text() == schema_text(), "run make schema"
+
+
+def test_the_schema_is_a_valid_schema_that_explains_the_fields() -> None:
+    schema = fleet_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert all(definition["additionalProperties"] is False for definition in schema["$defs"].values())
+    endpoint = schema["$defs"]["EndpointSpec"]["properties"]
+    assert endpoint["http"]["description"] == "Base URL of the engine's HTTP API (protocol `openai` needs it)."
+
+
+def test_the_example_fits_the_schema() -> None:
+    VALIDATOR.validate(yaml.safe_load((ROOT / "examples" / "fleet.yaml").read_text()))
+
+
+@pytest.mark.parametrize("name", ["EndpointSpec", "PoolSpec", "RouteSpec", "FleetSpec", "GatewaySpec", "TimeoutSpec"])
+def test_every_field_is_in_the_configuration_reference(name: str) -> None:
+    reference = (ROOT / "docs" / "configuration.md").read_text()
+    for field in getattr(fleet, name).__struct_fields__:
+        assert f"`{field}`" in reference
