@@ -13,6 +13,7 @@ not HTTP, and to an exception nobody caught.
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024
 """Bytes queued for a client that does not read before reading from the engine is paused."""
+
+NOBODY = "-"
+"""What `x-headrace-endpoint` and `x-headrace-route` say when no endpoint or route had a part in the answer."""
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
@@ -71,7 +75,8 @@ class ClientProtocol(RequestHandler):
         else:
             error = ApiError(status, "The request is not valid HTTP/1.1.", code="bad_http_request")
         self.close()
-        return web.Response(status=status, body=error_body(error), content_type="application/json")
+        headers = {"x-request-id": uuid.uuid4().hex, "x-headrace-endpoint": NOBODY, "x-headrace-route": NOBODY}
+        return web.Response(status=status, body=error_body(error), content_type="application/json", headers=headers)
 
     def pause_writing(self) -> None:
         super().pause_writing()

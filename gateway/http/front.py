@@ -20,7 +20,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from gateway.dispatch import ClientRequest, dispatch
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
-from gateway.http.client_response import ClientResponse, write_continue
+from gateway.http.client_response import NOBODY, ClientResponse, write_continue
 from gateway.http.errors import as_api_error, error_body
 from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
 from gateway.upstream.base import UpstreamError
@@ -39,8 +39,6 @@ _APIS: dict[str, Api] = {
 }
 _REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
 _JSON = ("Content-Type", "application/json")
-_NOBODY = "-"
-"""What `x-headrace-endpoint` and `x-headrace-route` say when there was none."""
 
 
 class Front:
@@ -160,7 +158,7 @@ class Front:
             )
             _refuse(response, error)
             return
-        response.send(200, (_JSON, ("x-headrace-endpoint", _NOBODY), ("x-headrace-route", _header_value(name))), body)
+        response.send(200, (_JSON, ("x-headrace-endpoint", NOBODY), ("x-headrace-route", _header_value(name))), body)
 
     def _model(self, route: Route) -> dict[str, object]:
         """A route's entry: its engine's own, if it has one, under the route's name."""
@@ -178,7 +176,7 @@ def _refuse(response: ClientResponse, error: ApiError, *headers: tuple[str, str]
     if response.started:
         return
     named = {name for name, _ in (*headers, *response.headers)}
-    missing = tuple((name, _NOBODY) for name in ("x-headrace-endpoint", "x-headrace-route") if name not in named)
+    missing = tuple((name, NOBODY) for name in ("x-headrace-endpoint", "x-headrace-route") if name not in named)
     retry = (("Retry-After", str(error.retry_after)),) if error.retry_after is not None else ()
     response.send(error.status, (_JSON, *headers, *missing, *retry), error_body(error))
 
@@ -188,7 +186,7 @@ def _placed(exchange: Exchange) -> tuple[tuple[str, str], ...]:
 
 
 def _header_value(text: str) -> str:
-    return text or _NOBODY
+    return text or NOBODY
 
 
 def _too_large(limit: int) -> ApiError:

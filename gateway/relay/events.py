@@ -31,15 +31,16 @@ def whole_chunks(data: bytes) -> bool:
     """
     if data[-4:] != b"\n\n\r\n":
         return False
-    position, end = 0, len(data)
+    position, size, end = 0, 0, len(data)
     while position < end:
         size_line = _CHUNK_SIZE.match(data, position)
         if size_line is None:
             return False
-        position = size_line.end() + int(size_line[1], 16) + 2
+        size = int(size_line[1], 16)
+        position = size_line.end() + size + 2
         if data[position - 2 : position] != b"\r\n":
             return False
-    return position == end
+    return position == end and size > 1  # in a chunk of one byte, one of the two line feeds is framing
 
 
 class EventHolder:

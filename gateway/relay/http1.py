@@ -78,7 +78,7 @@ def _header(line: bytes) -> tuple[str, str]:
 class ChunkedReader:
     """Takes chunked framing off a body, however the reads are cut. Extensions and trailers are dropped."""
 
-    __slots__ = ("_in_trailer", "_line", "_needs_line_end", "_remaining", "complete", "leftover")
+    __slots__ = ("_in_trailer", "_line", "_needs_line_end", "_remaining", "complete", "error", "leftover")
 
     def __init__(self) -> None:
         self._remaining = 0
@@ -89,6 +89,8 @@ class ChunkedReader:
         """The last chunk and the trailers have been read."""
         self.leftover = b""
         """Bytes after the end of the body."""
+        self.error: FramingError | None = None
+        """What ended the reading. Body bytes that came before it in the same read are still returned."""
 
     @property
     def at_boundary(self) -> bool:
@@ -96,8 +98,15 @@ class ChunkedReader:
         return not (self._remaining or self._needs_line_end or self._line or self._in_trailer or self.complete)
 
     def feed(self, data: bytes) -> bytes:
-        """The body bytes in `data`. Raises FramingError."""
+        """The body bytes in `data`; malformed framing sets `error`."""
         pieces: list[bytes] = []
+        try:
+            self._read(data, pieces)
+        except FramingError as error:
+            self.error = error
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _read(self, data: bytes, pieces: list[bytes]) -> None:
         position, end = 0, len(data)
         while position < end and not self.complete:
             if self._remaining:
@@ -119,7 +128,6 @@ class ChunkedReader:
                 raise FramingError("a chunk-size or trailer line does not end")
         if self.complete:
             self.leftover = data[position:]
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _take_line(self, line: bytes) -> None:
         if not line.endswith(b"\r\n"):

@@ -26,8 +26,8 @@ class HttpCall:
         "_done",
         "_early",
         "_early_size",
-        "_error",
         "_events",
+        "_given_up",
         "_head",
         "_head_bytes",
         "_head_waiter",
@@ -55,7 +55,7 @@ class HttpCall:
         self._head_bytes = b""
         self._head_waiter: asyncio.Future[ResponseHead] | None = None
         self._done: asyncio.Future[None] = self._loop.create_future()
-        self._error: UpstreamError | None = None
+        self._given_up: UpstreamError | None = None
         self._sink: Sink | None = None
         self._early: list[bytes] = []
         self._early_size = 0
@@ -79,14 +79,14 @@ class HttpCall:
             try:
                 return await self._send_on(connection)
             except UpstreamError as error:
-                if error.failure is not Failure.LOST_BEFORE_ANSWER or self._head_bytes or self._error is not None:
+                if error.failure is not Failure.LOST_BEFORE_ANSWER or self._head_bytes or self._given_up is not None:
                     raise
         return await self._send_on(await self._pool.connect(self._timeout))
 
     async def _send_on(self, connection: Connection) -> ResponseHead:
         self._connection = connection
-        if self._error is not None:
-            raise self._error
+        if self._given_up is not None:
+            raise self._given_up
         assert connection.transport is not None
         self.last_read = self._loop.time()
         self._head_waiter = self._loop.create_future()
@@ -188,6 +188,8 @@ class HttpCall:
         if payload:
             self._last = payload
             sink.write(payload)
+        if reader is not None and reader.error is not None:
+            raise reader.error
         if complete:
             self._complete(reusable=self._head.keep_alive and not leftover)
 
@@ -251,7 +253,6 @@ class HttpCall:
         )
 
     def _fail(self, error: UpstreamError) -> None:
-        self._error = error
         if self._head_waiter is not None and not self._head_waiter.done():
             self._head_waiter.set_exception(error)
         elif self._head is not None and not self._done.done():
@@ -267,6 +268,7 @@ class HttpCall:
 
     def abort(self, error: UpstreamError) -> None:
         """Give up: close the connection, which is how an HTTP engine learns of it, and let the waiter raise `error`."""
+        self._given_up = error
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.drop()

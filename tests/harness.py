@@ -1,0 +1,237 @@
+"""A gateway in the test's own process, and engines that do what no real engine can be made to do.
+
+`running_gateway` starts a real gateway on free ports and checks, when the test is through, that every counter is back
+where it was. `ScriptedEngine` is a fake: an HTTP server whose every answer is a script. Real engines cannot be told to
+die in the middle of a chunk.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gateway.app import Gateway
+from router.spec.fleet import (
+    EndpointSpec,
+    FleetSpec,
+    GatewaySpec,
+    PoolSpec,
+    ProbeSpec,
+    RedisSpec,
+    RouteSpec,
+    TimeoutSpec,
+)
+
+Script = Callable[["EngineConnection"], Awaitable[None]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class RunningGateway:
+    """A started gateway and where it listens."""
+
+    gateway: Gateway
+    http_port: int
+    admin_port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    @property
+    def in_flight(self) -> dict[str, int]:
+        return {id_: endpoint.state.in_flight for id_, endpoint in self.gateway.view.endpoints.items()}
+
+    async def until(self, condition: Callable[[], bool], what: str, seconds: float = 5.0) -> None:
+        """Wait for `condition`, or fail with `what`."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition():  # noqa: ASYNC110 - counters are no events
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"{what}: not within {seconds} s") from None
+
+    async def until_phase(self, endpoint: str, phase: str, seconds: float = 5.0) -> None:
+        def arrived() -> bool:
+            return endpoint in self.gateway.view.endpoints and self.gateway.view.endpoints[endpoint].phase == phase
+
+        await self.until(arrived, f"{endpoint} is {phase}", seconds)
+
+    async def until_idle(self, seconds: float = 5.0) -> None:
+        await self.until(
+            lambda: not any(self.in_flight.values()) and not self.live_requests, "every counter back at zero", seconds
+        )
+
+    @property
+    def live_requests(self) -> int:
+        return int(self.gateway.registry.get_sample_value("headrace_live_requests") or 0)
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncIterator[RunningGateway]:
+    """A gateway for `spec` on free ports; on leaving, its counters must be back at zero."""
+    http_port, admin_port = free_port(), free_port()
+    addresses = GatewaySpec(
+        http=f"127.0.0.1:{http_port}", admin=f"127.0.0.1:{admin_port}", body_limit=spec.gateway.body_limit
+    )
+    gateway = Gateway(msgspec.structs.replace(spec, gateway=addresses), "hash", None)
+    running = RunningGateway(gateway, http_port, admin_port)
+    await gateway.start()
+    try:
+        if wait_ready:
+            for id_ in gateway.view.endpoints:
+                await running.until_phase(id_, "ready", 10)
+        yield running
+        await running.until_idle()
+    finally:
+        await gateway.stop()
+
+
+@dataclass
+class EngineConnection:
+    """One request at a scripted engine."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def head(self, *headers: str, status: str = "200 OK") -> None:
+        await self.send("\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""]).encode())
+
+    async def events(self, *events: bytes) -> None:
+        """A chunked event stream's head and whole events, one chunk and one write each."""
+        await self.head("content-type: text/event-stream", "transfer-encoding: chunked")
+        for event in events:
+            await self.chunk(event)
+
+    async def chunk(self, payload: bytes) -> None:
+        await self.send(b"%x\r\n%b\r\n" % (len(payload), payload))
+
+    async def end(self) -> None:
+        await self.send(b"0\r\n\r\n")
+
+    def reset(self) -> None:
+        """Break the connection as a dying process does."""
+        self.writer.transport.abort()
+
+    async def client_gone(self) -> bool:
+        """Wait until the other side has closed the connection."""
+        with contextlib.suppress(ConnectionError):
+            return await self.reader.read(1) == b""
+        return True
+
+
+@dataclass
+class ScriptedEngine:
+    """A fake OpenAI-protocol engine. `script` answers every generation request; probes are answered by `healthy`."""
+
+    script: Script
+    healthy: bool = True
+    port: int = 0
+    requests: list[EngineConnection] = field(default_factory=list)
+    gone: int = 0
+    """Requests whose client closed the connection before the script was through."""
+    _server: asyncio.Server | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def __aenter__(self) -> "ScriptedEngine":
+        await self.listen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.die()
+
+    async def listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def die(self) -> None:
+        """Stop listening and break every connection."""
+        if self._server is not None:
+            self._server.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            while (connection := await _read_request(reader, writer)) is not None:
+                if connection.path == "/health":
+                    status = "200 OK" if self.healthy else "503 Service Unavailable"
+                    await connection.head("content-length: 0", status=status)
+                elif connection.path == "/v1/models":
+                    await connection.head("content-length: 11")
+                    await connection.send(b'{"data":[]}')
+                else:
+                    self.requests.append(connection)
+                    await self.script(connection)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self.gone += 1
+        except asyncio.CancelledError:
+            pass  # by `die`, which waits for it
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    def endpoint(self, id_: str = "engine") -> EndpointSpec:
+        return EndpointSpec(id=id_, http=f"http://127.0.0.1:{self.port}")
+
+
+async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> EngineConnection | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    request_line, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return EngineConnection(reader, writer, request_line.split(" ")[1], headers, body)
+
+
+FAST_PROBES = ProbeSpec(interval="50ms", timeout="1s")
+
+
+def one_pool(
+    *endpoints: EndpointSpec,
+    timeouts: TimeoutSpec | None = None,
+    redis: str | None = None,
+    body_limit: str = "32MiB",
+    probe: ProbeSpec = FAST_PROBES,
+) -> FleetSpec:
+    """A fleet of one OpenAI-protocol pool behind the route `m`."""
+    pool = PoolSpec(
+        protocol="openai",
+        model="engine-model",
+        endpoints=list(endpoints),
+        timeouts=timeouts or TimeoutSpec(),
+        probe=probe,
+    )
+    return FleetSpec(
+        fleet="test",
+        redis=RedisSpec(url=redis) if redis else None,
+        pools={"p": pool},
+        routes={"m": RouteSpec(pool="p")},
+        gateway=GatewaySpec(body_limit=body_limit),
+    )
