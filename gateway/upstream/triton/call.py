@@ -144,7 +144,7 @@ class TritonCall:
         answer = self._prepared.answer
         if response is None:
             if not answer.started:
-                raise self._failure(Failure.PROTOCOL, "ended its answer before any text", "upstream_lost")
+                raise self._failure(Failure.LOST_BEFORE_ANSWER, "ended its answer before any text", "upstream_lost")
             return self._finish()
         if response.error_message:
             raise self._judged(

@@ -97,7 +97,8 @@ class TritonEngine:
         except grpc.aio.AioRpcError as error:
             self._contract_current = False
             raise from_status(error.code(), error.details(), endpoint=self._endpoint.id, received=False) from None
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            # A closed channel cancels its calls and refuses new ones; only a cancelled task may end as one.
             self._contract_current = False
             task = asyncio.current_task()
             if task is not None and task.cancelling():

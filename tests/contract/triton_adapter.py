@@ -1,0 +1,141 @@
+"""Asking a Triton adapter and reading what it writes, for the tests of the adapter."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from gateway.upstream.base import Api, EngineRequest
+from gateway.upstream.triton.call import TritonCall
+from gateway.upstream.triton.engine import TritonEngine
+from router.fleet import Endpoint, EndpointState, Pool, Timeouts
+from router.spec.documents import EndpointFields
+from router.spec.fleet import ChatTemplateSpec, PoolSpec
+from tests.contract.triton_models_server import TritonModels
+
+SCRIPT_TEMPLATE = "{{ bos_token }}{{ messages[-1]['content'] }}"
+"""A chat template that hands the last message, the model's script, on as it is."""
+
+
+@dataclass
+class Collected:
+    """A sink that keeps every write."""
+
+    verbatim: bool = False
+    writes: list[bytes] = field(default_factory=list)
+
+    def write(self, payload: bytes) -> None:
+        self.writes.append(payload)
+
+    def write_chunks(self, framed: bytes) -> None:
+        raise AssertionError("never called on a sink that is not verbatim")
+
+
+@dataclass(frozen=True)
+class Events:
+    """A parsed stream. `text` and `finish` are those of its only choice."""
+
+    chunks: list[dict[str, Any]]
+    done: bool
+
+    @classmethod
+    def of(cls, stream: bytes) -> "Events":
+        assert stream.endswith(b"\n\n")
+        payloads = [event.removeprefix(b"data: ") for event in stream[:-2].split(b"\n\n")]
+        done = payloads[-1] == b"[DONE]"
+        return cls([json.loads(payload) for payload in (payloads[:-1] if done else payloads)], done)
+
+    @property
+    def pieces(self) -> list[str]:
+        choices = [choice for chunk in self.chunks for choice in chunk["choices"]]
+        texts = [choice["delta"].get("content", "") if "delta" in choice else choice["text"] for choice in choices]
+        return [text for text in texts if text]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def finish(self) -> str | None:
+        reasons: list[str | None] = [choice["finish_reason"] for chunk in self.chunks for choice in chunk["choices"]]
+        assert all(reason is None for reason in reasons[:-1])
+        return reasons[-1]
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        return next((chunk["usage"] for chunk in self.chunks if chunk.get("usage")), None)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An engine with what its requests need."""
+
+    engine: TritonEngine
+    endpoint: Endpoint
+    pool: Pool
+
+    def call(
+        self,
+        script: dict[str, Any] | str,
+        *,
+        api: Api = "completions",
+        stream: bool = True,
+        include_usage: bool = True,
+        **body: Any,
+    ) -> TritonCall:
+        """A call with `script` as prompt or as the only message; `body` holds further parameters."""
+        prompt = script if isinstance(script, str) else json.dumps(script)
+        asked = {"messages": [{"role": "user", "content": prompt}]} if api == "chat.completions" else {"prompt": prompt}
+        fields = {
+            name: msgspec.Raw(msgspec.json.encode(value))
+            for name, value in {"model": "route", "max_tokens": 10_000, **asked, **body}.items()
+        }
+        headers = (("X-Request-Id", "r-1"),)
+        request = EngineRequest(api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool)
+        return self.engine.call(request)
+
+    async def events(self, script: dict[str, Any] | str, **options: Any) -> Events:
+        """The whole stream of a call."""
+        call = self.call(script, **options)
+        sink = Collected()
+        try:
+            head = await call.open()
+            assert head.status == 200
+            assert head.events
+            await call.relay(sink)
+        finally:
+            call.close()
+        return Events.of(b"".join(sink.writes))
+
+    async def whole(self, script: dict[str, Any] | str, **options: Any) -> dict[str, Any]:
+        """The JSON of a call that is not streamed."""
+        call = self.call(script, stream=False, **options)
+        sink = Collected()
+        try:
+            head = await call.open()
+            await call.relay(sink)
+        finally:
+            call.close()
+        body = b"".join(sink.writes)
+        assert head.content_length == len(body)
+        answer: dict[str, Any] = json.loads(body)
+        return answer
+
+    async def inputs(self, **body: Any) -> dict[str, Any]:
+        """The tensors that reach the model for these parameters."""
+        answer: dict[str, Any] = json.loads((await self.events({"inputs": True}, **body)).text)
+        return answer
+
+
+async def adapter(server: TritonModels, model: str, *, metrics: str | None = None, **pool: Any) -> Adapter:
+    """A probed adapter for one model of the server; `pool` holds further fields of the pool."""
+    template = ChatTemplateSpec(text=SCRIPT_TEMPLATE, bos="<s>")
+    spec = PoolSpec(protocol="triton", model=model, chat_template=template, **pool)
+    fields = EndpointFields(id="triton-a", pool="p", grpc=server.grpc, metrics=metrics or server.metrics)
+    endpoint = Endpoint("triton-a", "p", fields, EndpointState(), b"triton-a")
+    made = Pool("p", spec, Timeouts.of(spec.timeouts), (endpoint,), b"p")
+    engine = TritonEngine(endpoint, made)
+    report = await engine.probe()
+    endpoint.state.kv_block_tokens = report.kv_block_tokens
+    return Adapter(engine, endpoint, made)

@@ -1,0 +1,182 @@
+"""What a call makes of streams that no real Triton can be brought to send.
+
+The RPC is a fake that hands out prepared messages, because a server that loses a request silently, floods or garbles an
+answer cannot be had on demand; everything a real server does is tested against one in tests/contract.
+"""
+
+import asyncio
+import struct
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+from tritonclient.grpc import service_pb2
+
+from gateway.upstream.base import EngineRequest, Failure, UpstreamError
+from gateway.upstream.triton import call as call_module
+from gateway.upstream.triton.answer import STOP_GRACE
+from gateway.upstream.triton.call import TritonCall
+from gateway.upstream.triton.contract import Contract, Tensor
+from gateway.upstream.triton.failures import from_message, from_status
+from router.fleet import Endpoint, EndpointState, Pool, Timeouts
+from router.spec.documents import EndpointFields
+from router.spec.fleet import PoolSpec
+
+SPEC = PoolSpec(protocol="triton", model="m")
+ENDPOINT = Endpoint("e", "p", EndpointFields(id="e", pool="p"), EndpointState(), b"e")
+POOL = Pool("p", SPEC, Timeouts.of(SPEC.timeouts), (ENDPOINT,), b"p")
+CONTRACT = Contract(
+    "ensemble", "m", True, True, False, {"prompt": Tensor("text_input", "BYTES")}, {"text": "text_output"}
+)
+
+
+def message(text: bytes | None, *, final: bool = False) -> Any:
+    response = service_pb2.ModelStreamInferResponse()
+    response.infer_response.parameters["triton_final_response"].bool_param = final
+    if text is not None:
+        response.infer_response.outputs.add(name="text_output", datatype="BYTES")
+        response.infer_response.raw_output_contents.append(struct.pack("<I", len(text)) + text)
+    return response
+
+
+class FakeRpc:
+    """An RPC that answers with `messages` and then ends in order."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.messages = messages
+        self.cancelled = False
+
+    async def read(self) -> Any:
+        return self.messages.pop(0) if self.messages else grpc.aio.EOF
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Sink:
+    verbatim = False
+
+    def __init__(self) -> None:
+        self.body = b""
+
+    def write(self, payload: bytes) -> None:
+        self.body += payload
+
+    def write_chunks(self, framed: bytes) -> None:
+        raise AssertionError
+
+
+def made(rpc: FakeRpc, *, stream: bool = True, **body: Any) -> TritonCall:
+    fields = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in {"prompt": "x", **body}.items()}
+    headers = (("traceparent", "00-1"), ("x-odd", "é\n"))
+    request = EngineRequest("completions", fields, stream, True, "r", headers, ENDPOINT, POOL)
+
+    def send(_: Any, *, metadata: tuple[tuple[str, str], ...]) -> FakeRpc:
+        assert dict(metadata) == {"traceparent": "00-1", "triton_grpc_error": "true"}
+        return rpc
+
+    return TritonCall(request, CONTRACT, "r.1", send, lambda error, dead: None)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_end_without_text_and_final_flag_is_an_error(stream: bool) -> None:
+    with pytest.raises(UpstreamError) as caught:
+        await made(FakeRpc([message(b"")]), stream=stream).open()
+    assert caught.value.failure is Failure.LOST_BEFORE_ANSWER
+
+
+async def test_an_end_after_text_is_an_end() -> None:
+    call, sink = made(FakeRpc([message(b"text")])), Sink()
+    await call.open()
+    await call.relay(sink)
+    assert sink.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_the_stream_is_read_to_its_end_after_the_final_flag() -> None:
+    rpc = FakeRpc([message(b"text"), message(None, final=True), message(None)])
+    call = made(rpc)
+    await call.open()
+    await call.relay(Sink())
+    assert rpc.messages == []
+    assert not rpc.cancelled
+
+
+async def test_an_engine_that_ignores_a_stop_string_is_cut_off() -> None:
+    rpc = FakeRpc([message(b"good END"), *[message(b"more")] * 100])
+    call, sink = made(rpc, stop="END"), Sink()
+    await call.open()
+    await call.relay(sink)
+    call.close()
+    assert b'"text":"good "' in sink.body
+    assert b"more" not in sink.body
+    assert len(rpc.messages) == 100 - STOP_GRACE - 1
+    assert rpc.cancelled
+
+
+async def test_a_collected_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_module, "ANSWER_LIMIT", 1000)
+    with pytest.raises(UpstreamError, match="too long") as caught:
+        await made(FakeRpc([message(b"x" * 300)] * 5), stream=False).open()
+    assert caught.value.failure is Failure.PROTOCOL
+
+
+async def test_a_garbled_tensor_breaks_the_protocol() -> None:
+    garbled = message(b"text")
+    garbled.infer_response.raw_output_contents[0] = b"\xff\xff\xff\xffx"
+    with pytest.raises(UpstreamError) as caught:
+        await made(FakeRpc([garbled])).open()
+    assert caught.value.failure is Failure.PROTOCOL
+
+
+async def test_the_events_of_one_message_are_one_write() -> None:
+    writes: list[bytes] = []
+    sink = Sink()
+    sink.write = writes.append  # type: ignore[method-assign, assignment]
+    call = made(FakeRpc([message(b"a"), message(b"b"), message(b"c", final=True)]))
+    await call.open()
+    await call.relay(sink)
+    assert [write.count(b"data: ") for write in writes] == [1, 1, 3]
+
+
+async def test_only_reading_moves_the_last_read_time() -> None:
+    call = made(FakeRpc([message(b"a", final=True)]))
+    created = call.last_read
+    await asyncio.sleep(0.01)
+    await call.open()
+    assert call.last_read > created
+
+
+CODE = grpc.StatusCode
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "before", "after"),
+    [
+        (CODE.UNAVAILABLE, "failed to connect to all addresses; last error: refused", Failure.CONNECT, Failure.DIED),
+        (CODE.UNAVAILABLE, "Socket closed", Failure.LOST_BEFORE_ANSWER, Failure.DIED),
+        (CODE.UNAVAILABLE, None, Failure.LOST_BEFORE_ANSWER, Failure.DIED),
+        (CODE.INTERNAL, "Received RST_STREAM with error code 2", Failure.LOST_BEFORE_ANSWER, Failure.DIED),
+        (CODE.UNAVAILABLE, "Exceeds maximum queue size", Failure.BUSY, Failure.DIED),
+        (CODE.INTERNAL, "Maximum queue size of 64 reached", Failure.BUSY, Failure.ENGINE),
+        (CODE.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting", Failure.BUSY, Failure.DIED),
+        (CODE.CANCELLED, "CANCELLED", Failure.BUSY, Failure.DIED),
+        (CODE.NOT_FOUND, "Request for unknown model: 'm' is not found", Failure.CONNECT, Failure.ENGINE),
+        (CODE.INVALID_ARGUMENT, "Stub process 'm_0_0' is not healthy.", Failure.LOST_BEFORE_ANSWER, Failure.DIED),
+        (CODE.INVALID_ARGUMENT, "unexpected shape for input", Failure.ENGINE, Failure.ENGINE),
+        (CODE.RESOURCE_EXHAUSTED, "Received message larger than max", Failure.PROTOCOL, Failure.PROTOCOL),
+        (CODE.INTERNAL, "boom", Failure.ENGINE, Failure.ENGINE),
+    ],
+)
+def test_a_status_becomes_what_may_be_done_about_it(
+    code: grpc.StatusCode, details: str | None, before: Failure, after: Failure
+) -> None:
+    assert from_status(code, details, endpoint="e", received=False).failure is before
+    assert from_status(code, details, endpoint="e", received=True).failure is after
+
+
+def test_an_in_stream_message_is_judged_by_its_words() -> None:
+    assert from_message("Exceeds maximum queue size", endpoint="e", received=False).status == 429
+    assert from_message("Request cancelled by client", endpoint="e", received=False).failure is Failure.BUSY
+    assert from_message("Request cancelled by client", endpoint="e", received=True).failure is Failure.DIED
+    assert from_message("boom", endpoint="e", received=True).failure is Failure.ENGINE
