@@ -52,10 +52,10 @@ class Settings:
 
     def clashes(self, gateway: GatewaySpec) -> list[Problem]:
         """Overridden listening addresses that exclude one another or one of the file's."""
-        variables = {field_: variable for variable, field_ in _ADDRESSES.items()}
-        return [
-            Problem(variables[str(finding.path[-1])], finding.message) for finding in listeners(gateway) if self.listen
-        ]
+        if not self.listen:
+            return []
+        overrides = ", ".join(name for name, field_ in _ADDRESSES.items() if field_ in self.listen)
+        return [Problem(overrides, f"`{one.path[-1]}` {one.message}") for one in listeners(gateway)]
 
 
 def read_settings(environ: Mapping[str, str]) -> tuple[Settings, list[Problem], list[Problem]]:
@@ -90,7 +90,7 @@ def read_settings(environ: Mapping[str, str]) -> tuple[Settings, list[Problem], 
         log_format=next((one for one in get_args(LogFormat) if one == format_), "text"),
     )
     warnings = [
-        Problem(name, f"has no effect{did_you_mean(name, VARIABLES)}")
+        Problem(name, f"has no effect{did_you_mean(name, VARIABLES, prefix='HEADRACE_')}")
         for name in sorted(environ)
         if name.startswith("HEADRACE_") and name not in (*VARIABLES, _CLIENT_VARIABLE)
         if not name.startswith(_TEST_PREFIX)

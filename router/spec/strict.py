@@ -25,7 +25,7 @@ from msgspec import inspect
 
 from router.spec.fleet import FleetSpec
 from router.spec.references import Path, findings
-from router.spec.wording import choice_fault, did_you_mean, shown, text_fault
+from router.spec.wording import choice_fault, did_you_mean, only_type, shown, text_fault
 from router.spec.yaml_nodes import MAX_NODES, Place, YamlError, compose, kind_of, place_of
 
 _WANTED: Mapping[type[inspect.Type], str] = {
@@ -148,14 +148,9 @@ class _Walk:
         if self.steps > MAX_NODES:  # each alias is walked again wherever it stands
             raise YamlError(f"its aliases unfold to more than {MAX_NODES} values", place_of(node))
         self.places[path] = place
-        if isinstance(type_, inspect.Metadata):
-            type_ = type_.type
-        if isinstance(type_, inspect.UnionType):
-            if kind_of(node) == "null":
-                return None
-            (type_,) = (one for one in type_.types if not isinstance(one, inspect.NoneType))
-            if isinstance(type_, inspect.Metadata):
-                type_ = type_.type
+        if isinstance(type_, inspect.UnionType) and kind_of(node) == "null":
+            return None
+        type_ = only_type(type_)
         match type_, node:
             case inspect.StructType(), yaml.MappingNode() if kind_of(node) == "map":
                 return self.struct(node, type_, path, place)
@@ -208,15 +203,13 @@ class _Walk:
     def mapping(self, node: yaml.MappingNode, type_: inspect.DictType, path: Path) -> object:
         plain: dict[str, object] = {}
         for name, (key, value) in self.entries(node, path).items():
-            named = self.scalar(yaml.ScalarNode(_STR, name, key.start_mark), type_.key_type, (*path, name))
+            named = self.scalar(yaml.ScalarNode(_STR, name, key.start_mark), only_type(type_.key_type), (*path, name))
             item = self.value(value, type_.value_type, (*path, name), place_of(key))
             if _REFUSED not in (named, item):
                 plain[name] = item
         return plain
 
     def scalar(self, node: yaml.ScalarNode, type_: inspect.Type, path: Path) -> object:
-        if isinstance(type_, inspect.Metadata):
-            type_ = type_.type
         kind, text = kind_of(node), str(node.value)
         fault: str | None
         plain: object = text

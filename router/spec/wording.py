@@ -17,11 +17,16 @@ from router.spec import fleet, units
 
 
 def pattern_of(annotation: object) -> str | None:
-    """The pattern a string type demands, if it does."""
-    type_ = inspect.type_info(annotation)
-    if isinstance(type_, inspect.Metadata):
-        type_ = type_.type
+    """The pattern a string type, or one that may also be None, demands; None if it demands none."""
+    type_ = only_type(inspect.type_info(annotation))
     return type_.pattern if isinstance(type_, inspect.StrType) else None
+
+
+def only_type(type_: inspect.Type) -> inspect.Type:
+    """The type itself, without its description and without the None that may stand in its place."""
+    if isinstance(type_, inspect.UnionType):
+        (type_,) = (one for one in type_.types if not isinstance(one, inspect.NoneType))
+    return type_.type if isinstance(type_, inspect.Metadata) else type_
 
 
 def _field_pattern(struct: type, name: str) -> str | None:
@@ -38,11 +43,14 @@ _FLEET_NAME = _field_pattern(fleet.FleetSpec, "fleet")
 _REDIS_URL = _field_pattern(fleet.RedisSpec, "url")
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A clause to put behind "unknown": the nearest choice, or nothing when none is near."""
+def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
+    """A clause to put behind "unknown": the nearest choice, or nothing when none is near.
+
+    A `prefix` that all share would make all of them near, so it is not compared.
+    """
 
     def plain(text: str) -> str:
-        return re.sub(r"[-_\s]", "", text).lower()
+        return re.sub(r"[-_\s]", "", text.removeprefix(prefix)).lower()
 
     by_plain = {plain(choice): choice for choice in choices}
     near = difflib.get_close_matches(plain(word), by_plain, n=1, cutoff=0.6)

@@ -1,6 +1,7 @@
 """The strict reader, the types and the JSON Schema agree about what a fleet file may hold."""
 
 import copy
+import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,7 +84,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
 
     def endpoint() -> EndpointSpec:
         number = next(serial)  # makes ids and addresses unique
-        return draw(
+        spec: EndpointSpec = draw(
             struct(
                 EndpointSpec,
                 id=names.map(lambda name: f"{name}{number}"),
@@ -99,6 +100,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 node=st.none() | words,
             )
         )
+        return spec
 
     for name in draw(st.lists(names, max_size=3, unique=True)):
         pools[name] = draw(
@@ -127,7 +129,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
         routes[name] = draw(
             st.sampled_from([RouteSpec(pool=first, fallback=others), RouteSpec(pools=split), RouteSpec(pool=first)])
         )
-    return draw(
+    spec: FleetSpec = draw(
         struct(
             FleetSpec,
             fleet=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,12}", fullmatch=True),
@@ -143,15 +145,23 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
             ),
         )
     )
+    return spec
 
 
 def plain(spec: FleetSpec) -> dict[str, Any]:
     return dict(msgspec.to_builtins(spec))
 
 
+class Writer(yaml.SafeDumper):
+    """Quotes what is a number in YAML 1.2 only, like `08`: PyYAML follows YAML 1.1."""
+
+
+Writer.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+.0-9eE]+$"), list("-+.0123456789"))
+
+
 def written(value: object, flow: bool) -> str:
-    # Width 1: every field of a block mapping and most long words break the line, which moves what follows.
-    return yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True, sort_keys=False, width=40)
+    # A narrow page, so that values move to lines of their own.
+    return str(yaml.dump(value, Dumper=Writer, default_flow_style=flow, allow_unicode=True, sort_keys=False, width=40))
 
 
 def slots(value: object, type_: inspect.Type, path: Path_ = ()) -> Iterator[tuple[Path_, inspect.Type, object]]:

@@ -1,0 +1,77 @@
+"""`headrace check` and `headrace schema`, as a shell sees them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from headrace.cli.check import check
+from headrace.cli.schema import schema
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "fleet.yaml"
+
+app = typer.Typer()
+app.command()(check)
+app.command()(schema)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout
+
+
+def test_a_correct_file_gets_one_line() -> None:
+    assert run("check", str(EXAMPLE)) == (0, f"{EXAMPLE}: fleet demo: 2 pools, 3 endpoints, 2 routes\n")
+
+
+def test_a_mistake_is_printed_with_file_line_and_path(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("fleet: demo\nrouts: {}\ngateway: {body_limit: 5}\n")
+    code, output = run("check", str(file))
+    assert code == 1
+    assert output.splitlines() == [
+        f"{file}:2:1: routs: unknown key; did you mean routes?",
+        f"{file}:3:23: gateway.body_limit: a size needs its unit: write 5B, or use KiB, MiB, GiB",
+    ]
+
+
+def test_a_missing_file_is_one_sentence_and_exit_1(tmp_path: Path) -> None:
+    assert run("check", str(tmp_path / "none.yaml")) == (1, f"{tmp_path / 'none.yaml'}: no such file\n")
+
+
+def test_a_warning_does_not_fail_the_check(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("fleet: demo\n")
+    code, output = run("check", str(file))
+    assert code == 0
+    assert output.splitlines() == [
+        f"{file}:1:1: no routes: nothing is served until one is set from elsewhere (warning)",
+        f"{file}: fleet demo: 0 pools, 0 endpoints, 0 routes",
+    ]
+
+
+def test_json_is_one_object_either_way(tmp_path: Path) -> None:
+    code, output = run("check", "--json", str(EXAMPLE))
+    report = json.loads(output)
+    assert code == 0
+    assert (report["ok"], report["fleet"], report["pools"], report["endpoints"]) == (True, "demo", 2, 3)
+    file = tmp_path / "fleet.yaml"
+    file.write_text("fleet: demo\nrouts: {}\n")
+    code, output = run("check", str(file), "--json")
+    report = json.loads(output)
+    assert code == 1
+    assert report["errors"] == [
+        {"path": "routs", "message": "unknown key; did you mean routes?", "line": 2, "column": 1}
+    ]
+
+
+def test_the_check_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HTTP", "nonsense")
+    assert run("check", str(EXAMPLE))[0] == 0
+
+
+def test_the_schema_is_printed_as_docs_hold_it() -> None:
+    assert run("schema") == (0, (ROOT / "docs" / "fleet.schema.json").read_text())

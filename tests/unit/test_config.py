@@ -1,0 +1,182 @@
+"""Loading a fleet: template files, environment overrides, and every problem of both at once."""
+
+# ruff: noqa: E501 (one mistake a line)
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config import ConfigError, LoadedFleet, load_fleet
+from headrace.settings import VARIABLES
+
+ROOT = Path(__file__).parents[2]
+
+FILE = """\
+fleet: demo
+pools:
+  smollm:
+    protocol: triton
+    model: ensemble
+    chat_template: {file: templates/t.jinja}
+    endpoints: [{id: a, grpc: "h:1"}]
+routes: {smollm2: {pool: smollm}}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "t.jinja").write_text("{{ messages }}")
+    path = tmp_path / "fleet.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def refusal(path: Path, environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_fleet(path, environ or {})
+    assert str(caught.value).splitlines() == [problem.render(str(path)) for problem in caught.value.problems]
+    return str(caught.value).splitlines()
+
+
+def edited(path: Path, old: str, new: str) -> LoadedFleet:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return load_fleet(path, {})
+
+
+def test_a_template_file_is_carried_as_text(file: Path) -> None:
+    template = load_fleet(file, {}).spec.pools["smollm"].chat_template
+    assert template is not None
+    assert (template.file, template.text) == (None, "{{ messages }}")
+
+
+def test_templates_are_found_beside_the_file_wherever_it_is_loaded_from(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    assert load_fleet(file, {}).warnings == []
+    monkeypatch.chdir(file.parent)
+    assert load_fleet(Path("fleet.yaml"), {}).warnings == []
+
+
+def test_a_missing_template_is_named_at_its_line(file: Path) -> None:
+    template = file.parent / "templates" / "t.jinja"
+    template.unlink()
+    assert refusal(file) == [f"{file}:6:21: pools.smollm.chat_template.file: template {template}: no such file"]
+    template.mkdir()
+    assert refusal(file)[0].endswith("is a directory, not a file")
+
+
+def test_a_template_that_is_not_text_or_huge_is_refused(file: Path) -> None:
+    template = file.parent / "templates" / "t.jinja"
+    template.write_bytes(b"abc\xff")
+    assert refusal(file)[0].endswith("is not UTF-8 text (byte 4)")
+    template.write_bytes(b"x" * (1024 * 1024 + 1))
+    assert refusal(file)[0].endswith("is larger than 1048576 bytes")
+
+
+def test_a_file_that_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
+    missing = tmp_path / "none.yaml"
+    assert refusal(missing) == [f"{missing}: no such file"]
+    assert refusal(tmp_path) == [f"{tmp_path}: is a directory, not a file"]
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("fleet: dé".encode("latin-1"))
+    assert refusal(latin) == [f"{latin}: is not UTF-8 text (byte 9)"]
+
+
+def test_the_hash_follows_the_fleet_and_not_its_spelling(file: Path) -> None:
+    original = load_fleet(file, {}).content_hash
+    assert (
+        edited(
+            file, "protocol: triton\n    model: ensemble", "model: ensemble   # it\n    protocol: 'triton'"
+        ).content_hash
+        == original
+    )
+    assert edited(file, "routes:", "gateway: {http: ':81'}\nroutes:").content_hash == original
+    assert load_fleet(file, {"HEADRACE_HTTP": ":82"}).content_hash == original
+    assert edited(file, "ensemble", "ensemble2").content_hash != original
+
+
+def test_the_hash_follows_the_template_text(file: Path) -> None:
+    original = load_fleet(file, {}).content_hash
+    (file.parent / "templates" / "t.jinja").write_text("other")
+    assert load_fleet(file, {}).content_hash != original
+
+
+def test_the_environment_overrides_addresses_and_redis(file: Path) -> None:
+    loaded = load_fleet(
+        file,
+        {
+            "HEADRACE_REDIS_URL": "redis://elsewhere:6379",
+            "HEADRACE_HTTP": "127.0.0.1:1",
+            "HEADRACE_GRPC": "127.0.0.1:2",
+            "HEADRACE_ADMIN_LISTEN": "127.0.0.1:3",
+            "HEADRACE_ADMIN_TOKEN": "sesame",
+            "HEADRACE_LOG_LEVEL": "debug",
+            "HEADRACE_LOG_FORMAT": "json",
+        },
+    )
+    gateway = loaded.spec.gateway
+    assert loaded.spec.redis is not None
+    assert loaded.spec.redis.url == "redis://elsewhere:6379"
+    assert (gateway.http, gateway.grpc, gateway.admin) == ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
+    settings = loaded.settings
+    assert (settings.admin_token, settings.log_level, settings.log_format) == ("sesame", "debug", "json")
+    assert loaded.warnings == []
+
+
+def test_an_empty_environment_changes_nothing(file: Path) -> None:
+    loaded = load_fleet(file, {"PATH": "/bin", "HEADRACE_ADMIN": "127.0.0.1:9090", "HEADRACE_TEST_SLOW": "1"})
+    assert loaded.spec.redis is None
+    assert loaded.spec.gateway.http == ":8000"
+    assert loaded.settings.admin_token is None
+    assert loaded.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("HEADRACE_HTTP", "8000", '8000 is not an address to listen on: write ":8000" for every interface, or HOST:8000'),
+        ("HEADRACE_GRPC", ":70000", "port 70000 is not between 0 and 65535"),
+        ("HEADRACE_ADMIN_LISTEN", "", "is empty; give it a value or unset it"),
+        ("HEADRACE_ADMIN_LISTEN", ":8000", "`admin` listens on port 8000, which `http` already takes"),
+        ("HEADRACE_REDIS_URL", "http://:sesame@h", "expected a URL that starts with redis://, rediss:// or unix://"),
+        ("HEADRACE_ADMIN_TOKEN", "open sesame", "may hold visible ASCII characters only, no spaces"),
+        ("HEADRACE_ADMIN_TOKEN", "", "is empty; give it a value or unset it"),
+        ("HEADRACE_LOG_LEVEL", "warn", "'warn' is not one of debug, info, warning, error; did you mean warning?"),
+        ("HEADRACE_LOG_FORMAT", "JSON", "'JSON' is not one of text, json; did you mean json?"),
+    ],
+)  # fmt: skip
+def test_an_override_is_held_to_the_rules_of_the_file(file: Path, variable: str, value: str, message: str) -> None:
+    assert refusal(file, {variable: value}) == [f"{variable}: {message}"]
+
+
+def test_an_override_that_clashes_with_the_file_is_named_whichever_side_it_is_on(file: Path) -> None:
+    clash = "HEADRACE_HTTP: `admin` listens on port 9090, which `http` already takes"
+    assert refusal(file, {"HEADRACE_HTTP": ":9090"}) == [clash]
+
+
+def test_an_override_that_means_nothing_is_pointed_out(file: Path) -> None:
+    warnings = load_fleet(file, {"HEADRACE_REDIS": "redis://:sesame@h", "HEADRACE_COLOUR": "1"}).warnings
+    assert [warning.render("f") for warning in warnings] == [
+        "HEADRACE_COLOUR: has no effect",
+        "HEADRACE_REDIS: has no effect; did you mean HEADRACE_REDIS_URL?",
+    ]
+
+
+def test_problems_of_file_and_environment_come_together(file: Path) -> None:
+    file.write_text(FILE.replace("smollm2:", "smollm2: &x").replace("pool: smollm}", "poll: smollm}"))
+    lines = refusal(file, {"HEADRACE_LOG_LEVEL": "loud"})
+    assert [line.rpartition(": ")[0] for line in lines] == [f"{file}:8:23: routes.smollm2.poll", "HEADRACE_LOG_LEVEL"]
+
+
+def test_settings_do_not_show_their_secrets(file: Path) -> None:
+    loaded = load_fleet(file, {"HEADRACE_ADMIN_TOKEN": "sesame", "HEADRACE_REDIS_URL": "redis://:sesame@h"})
+    assert "sesame" not in repr(loaded.settings)
+
+
+def test_every_variable_is_in_the_configuration_reference() -> None:
+    reference = (ROOT / "docs" / "configuration.md").read_text()
+    assert all(f"`{variable}`" in reference for variable in VARIABLES)
