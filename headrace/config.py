@@ -4,7 +4,7 @@ Loading reads the file and the chat templates it names, reads the environment's 
 all three before it gives up, so that one start shows everything there is to mend.
 
 Templates are put into the fleet as text: a document published in Redis must mean the same on a gateway that does not
-have the file.
+have the file. They are compiled once here, so that a mistake in one shows now and not with the first chat request.
 """
 
 import hashlib
@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from gateway.chat_template import compile_template
 from headrace.settings import Settings, read_settings
-from router.spec.fleet import ChatTemplateSpec, FleetSpec, PoolSpec
+from router.spec.fleet import FleetSpec, PoolSpec
 from router.spec.strict import Problem, Reading, read_fleet
 from router.spec.yaml_nodes import MAX_CHARACTERS
 
@@ -96,17 +97,19 @@ def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, l
     problems: list[Problem] = []
     pools: dict[str, PoolSpec] = {}
     for name, pool in reading.fleet.pools.items():
-        template = pool.chat_template
+        template, where = pool.chat_template, ("pools", name, "chat_template")
         if template is not None and template.file is not None:
+            file = folder / template.file
             try:
-                text = _read_text(folder / template.file, MAX_TEMPLATE_BYTES)
+                template = structs.replace(template, file=None, text=_read_text(file, MAX_TEMPLATE_BYTES))
             except _ReadError as error:
-                where = ("pools", name, "chat_template", "file")
-                problems.append(reading.problem_at(where, f"template {folder / template.file}: {error}"))
-            else:
-                inlined: ChatTemplateSpec = structs.replace(template, file=None, text=text)
-                pool = structs.replace(pool, chat_template=inlined)
-        pools[name] = pool
+                problems.append(reading.problem_at((*where, "file"), f"template {file}: {error}"))
+        if template is not None and template.text is not None:
+            try:
+                compile_template(template.text)
+            except ValueError as error:
+                problems.append(reading.problem_at(where, str(error)))
+        pools[name] = structs.replace(pool, chat_template=template)
     return structs.replace(reading.fleet, pools=pools), problems
 
 

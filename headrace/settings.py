@@ -29,8 +29,8 @@ _LOG_FORMAT = "HEADRACE_LOG_FORMAT"
 VARIABLES = (_REDIS_URL, *_ADDRESSES, _ADMIN_TOKEN, _LOG_LEVEL, _LOG_FORMAT)
 """Every variable that is read here."""
 
-_CLIENT_VARIABLE = "HEADRACE_ADMIN"
-"""The admin API's address for the commands that call it; a gateway may well see it in its environment."""
+_OF_COMMANDS = ("HEADRACE_ADMIN", "HEADRACE_CONFIG")
+"""Options of commands, not of the fleet: the admin API's address and the file's path. The command line reads them."""
 _TEST_PREFIX = "HEADRACE_TEST_"
 
 
@@ -92,7 +92,7 @@ def read_settings(environ: Mapping[str, str]) -> tuple[Settings, list[Problem], 
     warnings = [
         Problem(name, f"has no effect{did_you_mean(name, VARIABLES, prefix='HEADRACE_')}")
         for name in sorted(environ)
-        if name.startswith("HEADRACE_") and name not in (*VARIABLES, _CLIENT_VARIABLE)
+        if name.startswith("HEADRACE_") and name not in (*VARIABLES, *_OF_COMMANDS)
         if not name.startswith(_TEST_PREFIX)
     ]
     return settings, problems, warnings

@@ -77,6 +77,12 @@ def test_a_template_that_is_not_text_or_huge_is_refused(file: Path) -> None:
     assert refusal(file)[0].endswith("is larger than 1048576 bytes")
 
 
+def test_a_mistake_in_a_template_shows_when_the_file_is_loaded(file: Path) -> None:
+    (file.parent / "templates" / "t.jinja").write_text("fine\n{% if %}")
+    (line,) = refusal(file)
+    assert line.startswith(f"{file}:6:5: pools.smollm.chat_template: the chat template has a mistake in line 2")
+
+
 def test_a_file_that_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
     missing = tmp_path / "none.yaml"
     assert refusal(missing) == [f"{missing}: no such file"]
@@ -128,7 +134,9 @@ def test_the_environment_overrides_addresses_and_redis(file: Path) -> None:
 
 
 def test_an_empty_environment_changes_nothing(file: Path) -> None:
-    loaded = load_fleet(file, {"PATH": "/bin", "HEADRACE_ADMIN": "127.0.0.1:9090", "HEADRACE_TEST_SLOW": "1"})
+    loaded = load_fleet(
+        file, {"PATH": "/bin", "HEADRACE_ADMIN": "h:1", "HEADRACE_CONFIG": "f", "HEADRACE_TEST_SLOW": "1"}
+    )
     assert loaded.spec.redis is None
     assert loaded.spec.gateway.http == ":8000"
     assert loaded.settings.admin_token is None

@@ -5,6 +5,8 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.spec.strict import Problem, read_fleet
 
@@ -190,3 +192,20 @@ def test_a_thousand_endpoints_are_within_the_limits() -> None:
     reading = read_fleet(text)
     assert reading.fleet is not None
     assert len(reading.fleet.pools["p"].endpoints) == 1000
+
+
+@given(st.text(max_size=60) | st.text("\n :-[]{}&*!|>'\"\\#%@,?a0~<\t", max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_any_text_gets_a_fleet_or_problems_with_lines(text: str) -> None:
+    for candidate in (text, FILE + text, text + FILE):
+        reading = read_fleet(candidate)
+        assert (reading.fleet is None) == bool(reading.problems)
+        assert all(problem.line is not None and problem.line >= 1 for problem in reading.problems)
+
+
+@given(st.integers(0, len(FILE) - 1), st.sampled_from([*"\n :-[]{}&*!|>'\"#%,?a0", "", "    "]))
+@settings(max_examples=300, deadline=None)
+def test_a_slip_of_the_finger_never_breaks_the_reader(position: int, slip: str) -> None:
+    reading = read_fleet(FILE[:position] + slip + FILE[position + 1 :])
+    lines = FILE.count("\n") + 2
+    assert all(1 <= (problem.line or 0) <= lines for problem in reading.problems)
