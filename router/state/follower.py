@@ -69,6 +69,7 @@ class FleetFollower:
         self._on_documents = on_documents
         self._publication_due = True
         self._first_try = True
+        self._stopping = False
         self._known: Snapshot | None = None
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
@@ -84,6 +85,8 @@ class FleetFollower:
             self._hand_on(self._file_documents)
 
     async def stop(self) -> None:
+        """Ends the task; returns when it has ended, after one read's deadline at most."""
+        self._stopping = True  # a cancellation that arrives together with an answer is lost inside redis-py
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -100,7 +103,7 @@ class FleetFollower:
 
     async def _run(self) -> None:
         pause = FIRST_PAUSE_S
-        while True:
+        while not self._stopping:
             try:
                 await self._catch_up()
                 self._found()
@@ -117,7 +120,7 @@ class FleetFollower:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _follow(self) -> None:
-        while True:
+        while not self._stopping:
             known = self._known or Snapshot()
             await self._store.wait_for_bell(known.last_change)
             if self._publication_due or known.broken or self._missed(await self._store.pulse(), known):
@@ -151,7 +154,7 @@ class FleetFollower:
 
     @staticmethod
     def _emptied(snapshot: Snapshot, known: Snapshot) -> list[Family]:
-        if _order(snapshot.last_change) < _order(known.last_change) and snapshot.last_change != NO_CHANGE:
+        if _order(NO_CHANGE) < _order(snapshot.last_change) < _order(known.last_change):
             return [family for family in FAMILIES if family not in snapshot.broken]
         return [
             family
@@ -205,7 +208,7 @@ class FleetFollower:
 
 
 def _order(change: str) -> tuple[int, int]:
-    milliseconds, _, number = change.partition("-")
+    milliseconds, _, number = (change or NO_CHANGE).partition("-")
     return int(milliseconds), int(number)
 
 

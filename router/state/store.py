@@ -36,6 +36,8 @@ from a quiet one. Also the longest time an emptied Redis goes unnoticed."""
 
 REDIS_FAILURES = (RedisError, OSError, asyncio.TimeoutError)
 NO_CHANGE = "0-0"
+UNREADABLE = ""
+"""In place of the last change's id where the key of the changes holds no stream."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -115,6 +117,7 @@ class DocumentStore:
         problems: list[str] = []
         if isinstance(answers[0], Exception):
             problems.append(_refused(self._changes, answers[0]))
+            snapshot.last_change = UNREADABLE
         else:
             snapshot.last_change = _last_id(answers[0])
         broken: set[Family] = set()
@@ -138,7 +141,7 @@ class DocumentStore:
                 transaction.hget(key, "@epoch")
             last, *epochs = await transaction.execute(raise_on_error=False)
         return Pulse(
-            NO_CHANGE if isinstance(last, Exception) else _last_id(last),
+            UNREADABLE if isinstance(last, Exception) else _last_id(last),
             {
                 family: epoch.decode(errors="replace") if epoch else None
                 for family, epoch in zip(FAMILIES, epochs, strict=True)
@@ -190,7 +193,7 @@ class DocumentStore:
 
         What was deleted since is left alone as long as the stream remembers the deletion.
         """
-        arguments = [known.last_change, str(len(known.marks))]
+        arguments = [known.last_change or NO_CHANGE, str(len(known.marks))]
         for (family, source), mark in known.marks.items():
             arguments += [_index(family), source, str(mark)]
         for (family, source, _), document in known.documents.items():

@@ -1,0 +1,69 @@
+"""Whether a gateway should get traffic, and what is not as it should be although it can serve.
+
+Not ready is only what another gateway would do better: this one is starting, is draining, or has no route it could
+serve. A lost Redis or a file that differs from the published one concerns every gateway alike; taking them all out of
+the load balancer would turn a degraded control plane into an outage, so these are `degraded` and still 200.
+"""
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from gateway.admin.view import Lifecycle, ready_endpoints
+from router.fleet import FleetView
+from router.state.follower import FleetStatus
+
+MOST_NAMED = 20
+"""Names and problems shown of each kind; the fleet may have hundreds."""
+
+
+class Readiness(Struct, frozen=True):
+    """The body of `/readyz`."""
+
+    status: Literal["ready", "not_ready"]
+    reasons: list[str]
+    """Why it is not ready, one sentence each."""
+    degraded: list[str]
+    detail: dict[str, Any]
+
+
+def readiness(lifecycle: Lifecycle, fleet: FleetView, state: FleetStatus) -> Readiness:
+    """The readiness of a gateway in this state."""
+    reasons: list[str] = []
+    unservable = sorted(name for name, route in fleet.routes.items() if not ready_endpoints(route))
+    if lifecycle == "starting":
+        reasons.append("The gateway is starting.")
+    elif lifecycle == "draining":
+        reasons.append("The gateway is draining: it finishes its streams and takes no new ones.")
+    if not fleet.routes:
+        reasons.append("There is no route; add one to the fleet file or with `headrace routes set`.")
+    elif len(unservable) == len(fleet.routes):
+        reasons.append("No route has a ready endpoint; `headrace endpoints list` shows why.")
+
+    degraded: list[str] = []
+    lost_since = datetime.fromtimestamp(state.lost_since, UTC).isoformat() if state.lost_since else None
+    if state.configured and not state.connected:
+        degraded.append(f"redis: {state.error or 'no answer yet.'} The fleet stays as last known.")
+    if state.file_differs:
+        degraded.append("file_differs: another gateway has published a different fleet file, and that one is served.")
+    problems = [*state.problems, *fleet.problems]
+    if problems:
+        degraded.append(f"documents: {len(problems)} of the fleet's documents have problems; see detail.problems.")
+    return Readiness(
+        status="not_ready" if reasons else "ready",
+        reasons=reasons,
+        degraded=degraded,
+        detail={
+            "redis": {
+                "configured": state.configured, "connected": state.connected,
+                "lost_since": lost_since, "error": state.error,
+            },
+            "file_differs": state.file_differs,
+            "endpoints": dict(Counter(endpoint.phase for endpoint in fleet.endpoints.values())),
+            "routes": len(fleet.routes),
+            "routes_without_ready_endpoint": unservable[:MOST_NAMED],
+            "problems": problems[:MOST_NAMED],
+        },
+    )  # fmt: skip
