@@ -141,13 +141,12 @@ async def test_a_stop_string_never_reaches_the_client(
     assert whole["choices"][0]["text"] == "keep this"
 
 
-async def test_the_pools_stop_strings_end_a_turn(server: TritonModels) -> None:
-    engine = await adapter(server, "ensemble")
-    engine.pool.spec.chat_template.stop.append("<|im_end|>")  # type: ignore[union-attr]
-    events = await engine.events({"text": "Paris.<|im_end|>\n<|im_start|>", "cut": 3}, api="chat.completions")
-    assert events.text == "Paris."
-    assert (await engine.inputs(stop=["\x01"]))["stop_words"] == ["\x01"]  # raw prompts have no turns
-    await engine.engine.close()
+@pytest.mark.parametrize("api", ["completions", "chat.completions"])
+async def test_the_pools_stop_strings_end_the_text_too(adapt: Adapt, api: str) -> None:
+    engine = await adapt("ensemble", stop=["<|im_end|>"])
+    script = {"text": "Paris.<|im_end|>\n<|im_start|>", "cut": 3}
+    assert (await engine.events(script, api=api)).text == "Paris."
+    assert (await engine.events(script, api=api, stop=["ris"])).text == "Pa"
 
 
 @pytest.mark.parametrize("model", ["ensemble", "ensemble_old", "tensorrt_llm_bls", "ensemble_whole"])

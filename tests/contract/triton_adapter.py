@@ -128,9 +128,11 @@ class Adapter:
         return answer
 
 
-async def adapter(server: TritonModels, model: str, *, metrics: str | None = None, **pool: Any) -> Adapter:
-    """A probed adapter for one model of the server; `pool` holds further fields of the pool."""
-    template = ChatTemplateSpec(text=SCRIPT_TEMPLATE, bos="<s>")
+async def adapter(
+    server: TritonModels, model: str, *, metrics: str | None = None, stop: tuple[str, ...] = (), **pool: Any
+) -> Adapter:
+    """A probed adapter for one model of the server; `stop` and `pool` are for the pool's spec."""
+    template = ChatTemplateSpec(text=SCRIPT_TEMPLATE, bos="<s>", stop=list(stop))
     spec = PoolSpec(protocol="triton", model=model, chat_template=template, **pool)
     fields = EndpointFields(id="triton-a", pool="p", grpc=server.grpc, metrics=metrics or server.metrics)
     endpoint = Endpoint("triton-a", "p", fields, EndpointState(), b"triton-a")

@@ -175,6 +175,13 @@ def test_a_status_becomes_what_may_be_done_about_it(
     assert from_status(code, details, endpoint="e", received=True).failure is after
 
 
+def test_an_engines_address_is_not_told() -> None:
+    text = "recvmsg: ipv4:10.1.2.3:8001: Connection reset by peer"
+    message = from_status(CODE.UNAVAILABLE, text, endpoint="e", received=True).message
+    assert "10.1.2.3" not in message
+    assert "Connection reset by peer" in message
+
+
 def test_an_in_stream_message_is_judged_by_its_words() -> None:
     assert from_message("Exceeds maximum queue size", endpoint="e", received=False).status == 429
     assert from_message("Request cancelled by client", endpoint="e", received=False).failure is Failure.BUSY

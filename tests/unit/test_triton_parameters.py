@@ -22,7 +22,7 @@ def fields(**values: Any) -> Fields:
 
 
 def parameters(**values: Any) -> Parameters:
-    return read_parameters(fields(**values), chat=False)
+    return read_parameters(fields(**values), chat=False, seed=99)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,11 @@ def test_a_malformed_parameter_is_named(name: str, value: Any) -> None:
 def test_null_means_absent() -> None:
     names = ["temperature", "top_p", "top_k", "seed", "stop", "presence_penalty", "min_tokens", "n", "max_tokens"]
     assert parameters(**dict.fromkeys(names)) == parameters()
-    assert parameters().sampling == {}
 
 
 def test_the_token_limit_has_a_default_and_the_newer_name_wins() -> None:
     assert parameters().max_tokens == DEFAULT_COMPLETION_TOKENS
-    assert read_parameters({}, chat=True).max_tokens == DEFAULT_CHAT_TOKENS
+    assert read_parameters({}, chat=True, seed=0).max_tokens == DEFAULT_CHAT_TOKENS
     assert parameters(max_tokens=5).max_tokens == 5
     assert parameters(max_tokens=5, max_completion_tokens=6).max_tokens == 6
 
@@ -71,14 +70,20 @@ def test_greedy_is_said_in_a_way_every_release_understands(greedy: dict[str, flo
 
 
 def test_a_top_k_that_is_off_is_not_sent() -> None:
-    assert parameters(top_k=-1).sampling == parameters(top_k=0).sampling == {}
-    assert parameters(top_k=3).sampling == {"top_k": 3}
+    assert parameters(top_k=-1).sampling == parameters(top_k=0).sampling == parameters().sampling
+    assert parameters(top_k=3).sampling["top_k"] == 3
+
+
+@pytest.mark.parametrize("asked", [{}, {"temperature": 0.7}, {"top_k": 5}])
+def test_what_is_not_greedy_is_sampled_anew_each_time(asked: dict[str, float]) -> None:
+    assert parameters(**asked).sampling == {**asked, "top_p": 1.0, "seed": 99}
+    assert parameters(**asked, top_p=0.5, seed=7).sampling == {**asked, "top_p": 0.5, "seed": 7}
 
 
 def test_stop_strings_of_request_and_pool_are_joined() -> None:
     assert parameters(stop="a").stop == ("a",)
     assert parameters(stop=["a", "", "b", "a"]).stop == ("a", "b")
-    assert read_parameters(fields(stop=["a"]), chat=True, pool_stop=("<end>", "a")).stop == ("a", "<end>")
+    assert read_parameters(fields(stop=["a"]), chat=True, seed=0, pool_stop=("<end>", "a")).stop == ("a", "<end>")
 
 
 @pytest.mark.parametrize("prompt", ["text", ["text"]])

@@ -22,6 +22,9 @@ _STUB_DEAD = re.compile(r"stub process.*not healthy", re.IGNORECASE | re.DOTALL)
 _NEVER_CONNECTED = re.compile(r"failed to connect|name resolution|DNS resolution|no address", re.IGNORECASE)
 _STREAM_BROKE = re.compile(r"RST_STREAM|stream removed|socket closed|connection reset|GOAWAY", re.IGNORECASE)
 
+_ADDRESS = re.compile(r"\bipv[46]:\S+?:(?=\s|[A-Za-z])")
+"""An engine's address in gRPC's texts, which is no client's business."""
+
 _MESSAGE_LIMIT = 2000
 """Characters of an engine's message that are passed on."""
 
@@ -85,7 +88,7 @@ def _busy(status: int, endpoint: str, what: str) -> UpstreamError:
 
 
 def _cut_off(text: str, endpoint: str, received: bool) -> UpstreamError:
-    reason = text[:_MESSAGE_LIMIT]
+    reason = _ADDRESS.sub("", text)[:_MESSAGE_LIMIT]
     if received:
         return UpstreamError(Failure.DIED, f"Engine {endpoint} broke off its answer: {reason}", 502, "upstream_died")
     return UpstreamError(

@@ -7,6 +7,11 @@ parameter (`top_k`, `min_tokens`, `repetition_penalty`), those of TensorRT-LLM.
 TensorRT-LLM wants a limit of new tokens with every request, which OpenAI's API does not: a request without one gets
 `DEFAULT_COMPLETION_TOKENS` (OpenAI's own default for completions) or `DEFAULT_CHAT_TOKENS`. OpenAI lets a chat go on to
 the end of the context, but the engine refuses a limit beyond its context, whose size it does not tell.
+
+Left to itself TensorRT-LLM decodes greedily unless it is given `top_k` or `top_p`, whatever the temperature, and
+draws with seed 0, the same answer every time. OpenAI's clients expect to get what their temperature says, 1 by
+default, and a new answer each time. So a request that is not greedy is always sent a `top_p` (OpenAI's default is 1)
+and a seed.
 """
 
 from typing import Annotated, Any
@@ -71,8 +76,10 @@ class Parameters(Struct, frozen=True):
     sampling: dict[str, float | int]
 
 
-def read_parameters(body: Fields, *, chat: bool, pool_stop: tuple[str, ...] = ()) -> Parameters:
-    """Sampling parameters and limits of a request; `pool_stop` are the pool's own stop strings.
+def read_parameters(body: Fields, *, chat: bool, seed: int, pool_stop: tuple[str, ...] = ()) -> Parameters:
+    """Sampling parameters and limits of a request.
+
+    `seed` (63 bits) is for a request that brings none; `pool_stop` are the pool's own stop strings.
 
     Raises a 400 ApiError that names the parameter.
     """
@@ -90,11 +97,12 @@ def read_parameters(body: Fields, *, chat: bool, pool_stop: tuple[str, ...] = ()
         sampling["temperature"] = temperature
     if temperature == 0 or top_p == 0:
         # Greedy. The engine refuses a top_p of 0, and some releases divide by the temperature.
-        top_k, top_p = 1, None
-    if top_p is not None:
-        sampling["top_p"] = top_p
-    if top_k is not None and top_k > 0:
-        sampling["top_k"] = top_k
+        sampling["top_k"] = 1
+    else:
+        sampling.setdefault("seed", seed)
+        sampling["top_p"] = 1.0 if top_p is None else top_p
+        if top_k is not None and top_k > 0:
+            sampling["top_k"] = top_k
     distinct = dict.fromkeys(text for text in (*stops, *pool_stop) if text)
     return Parameters(max_tokens=limit, stop=tuple(distinct), sampling=sampling)
 

@@ -3,6 +3,7 @@
 Nothing is sent yet, so everything that a contract cannot express is refused here, by the parameter's name.
 """
 
+import random
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,10 @@ def prepare(request: EngineRequest, contract: Contract, attempt_id: str) -> Prep
         raise invalid("This model makes no embeddings.", param="model", code="unsupported_api")
     chat = request.api == "chat.completions"
     spec = request.pool.spec
-    template = spec.chat_template if chat else None
-    parameters = read_parameters(request.body, chat=chat, pool_stop=tuple(template.stop) if template else ())
+    template = spec.chat_template
+    parameters = read_parameters(
+        request.body, chat=chat, seed=random.getrandbits(63), pool_stop=tuple(template.stop) if template else ()
+    )
     prompt = _chat_prompt(request) if chat else read_prompt_text(request.body)
     message = build_request(
         contract,
