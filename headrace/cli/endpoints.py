@@ -1,0 +1,104 @@
+"""`headrace endpoints`: list, add, drain, undrain and remove endpoints through the admin API."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from headrace.cli.admin_client import (
+    DEFAULT_ADMIN,
+    AdminClient,
+    AdminError,
+    AdminOption,
+    JsonOption,
+    TokenOption,
+    escaped,
+    fail,
+)
+from headrace.cli.table import print_table
+
+endpoints_app = typer.Typer(no_args_is_help=True, help="The serving replicas of the fleet.")
+
+PATH = "/admin/v1/endpoints"
+HEADINGS = ("ID", "POOL", "PROTOCOL", "PHASE", "IN FLIGHT", "CAPACITY", "ZONE", "FROM", "URL", "DETAIL")
+PHASE_STYLE = {"ready": "green", "unhealthy": "red", "draining": "yellow", "preempting": "yellow"}
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The endpoint.")]
+
+
+@endpoints_app.command("list")
+def list_endpoints(
+    admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None, as_json: JsonOption = False
+) -> None:
+    """Show every endpoint, its phase and its load."""
+    try:
+        answer = AdminClient(admin, admin_token).get(PATH)
+    except AdminError as error:
+        fail(error)
+    if as_json:
+        typer.echo(json.dumps(answer["endpoints"], indent=2))
+        return
+    print_table(HEADINGS, map(_cells, answer["endpoints"]), right=frozenset({"IN FLIGHT"}))
+    for problem in answer["problems"]:
+        typer.echo(f"problem: {problem}", err=True)
+
+
+@endpoints_app.command("add")
+def add(
+    id_: IdArgument,
+    pool: Annotated[str, typer.Option("--pool", metavar="POOL", help="The pool it joins.")],
+    http: Annotated[str | None, typer.Option(metavar="URL", help="Base URL of its HTTP API.")] = None,
+    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of its gRPC API.")] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="URL", help="URL of its Prometheus metrics.")] = None,
+    zone: Annotated[str | None, typer.Option(metavar="ZONE", help="Its zone.")] = None,
+    capacity: Annotated[str | None, typer.Option(metavar="spot|on-demand", help="Its capacity type.")] = None,
+    admin: AdminOption = DEFAULT_ADMIN,
+    admin_token: TokenOption = None,
+) -> None:
+    """Add an endpoint to a pool, in every gateway of the fleet."""
+    fields = {
+        "id": id_, "pool": pool, "http": http, "grpc": grpc, "metrics": metrics, "zone": zone, "capacity": capacity,
+    }  # fmt: skip
+    try:
+        AdminClient(admin, admin_token).post(PATH, {key: value for key, value in fields.items() if value is not None})
+    except AdminError as error:
+        fail(error)
+    typer.echo(f"Endpoint {id_} is added to pool {pool}; it takes traffic once its probes say it is ready.")
+
+
+@endpoints_app.command("drain")
+def drain(id_: IdArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
+    """Send an endpoint no new requests; those it has go on."""
+    try:
+        AdminClient(admin, admin_token).post(f"{PATH}/{escaped(id_)}/drain")
+    except AdminError as error:
+        fail(error)
+    typer.echo(f"Endpoint {id_} drains: it gets no new requests, those in flight go on.")
+
+
+@endpoints_app.command("undrain")
+def undrain(id_: IdArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
+    """Let a drained endpoint take requests again."""
+    try:
+        AdminClient(admin, admin_token).post(f"{PATH}/{escaped(id_)}/undrain")
+    except AdminError as error:
+        fail(error)
+    typer.echo(f"Endpoint {id_} takes requests again.")
+
+
+@endpoints_app.command("remove")
+def remove(id_: IdArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
+    """Remove an endpoint that was added with `add`."""
+    try:
+        AdminClient(admin, admin_token).delete(f"{PATH}/{escaped(id_)}")
+    except AdminError as error:
+        fail(error)
+    typer.echo(f"Endpoint {id_} is removed.")
+
+
+def _cells(row: dict[str, Any]) -> list[Text]:
+    phase = str(row["phase"])
+    texts = [row["id"], row["pool"], row["protocol"], phase, row["in_flight"], row["capacity"], row["zone"] or "-"]
+    texts += [",".join(row["sources"]), row["url"] or "-", row["detail"]]
+    return [Text(str(text), style=PHASE_STYLE.get(phase, "") if text is phase else "") for text in texts]
