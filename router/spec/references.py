@@ -124,7 +124,7 @@ def _route(path: Path, route: RouteSpec, pools: Collection[str]) -> Iterator[Fin
     seen: set[str] = set()
     for where, name in named:
         if name not in pools:
-            known = did_you_mean(name, pools) or (f"; there are {', '.join(pools)}" if pools else "; there are none")
+            known = did_you_mean(name, pools) or (f"; there are {', '.join(pools)}" if 0 < len(pools) <= 20 else "")
             yield Finding(where, f"no pool is named {name}{known}")
         elif name in seen and not both:
             yield Finding(where, f"pool {name} is named twice in this route")

@@ -49,6 +49,9 @@ _FOUND: Mapping[str | None, str] = {
 }
 _LARGEST_INT = 2**63 - 1
 
+MAX_PROBLEMS = 100
+"""Reading ends here: who has made more mistakes has made one of them very often."""
+
 
 class Problem(msgspec.Struct, frozen=True):
     """One thing to tell the author of a configuration."""
@@ -87,16 +90,23 @@ def read_fleet(text: str) -> Reading:
         plain = walk.value(compose(text), inspect.type_info(FleetSpec), (), Place(1, 1))
     except YamlError as error:
         return Reading(None, [_problem(error.place, (), str(error))], [], {})
+    except _EnoughError:
+        plain = _REFUSED
     problems, warnings = walk.problems, list[Problem]()
     fleet = None if plain is _REFUSED else msgspec.convert(plain, FleetSpec)
     if fleet is not None:
         within_faulty = {path[:length] for path in walk.faulty for length in range(len(path) + 1)}
         written_pools = [str(path[1]) for path in walk.places if len(path) == 2 and path[0] == "pools"]
         for finding in findings(fleet, written_pools):
+            if len(problems) == MAX_PROBLEMS:
+                break
             if finding.path not in within_faulty:
                 found = _problem(_nearest(walk.places, finding.path), finding.path, finding.message)
                 (warnings if finding.warning else problems).append(found)
     problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
+    if len(problems) == MAX_PROBLEMS:
+        last = problems[-1]
+        problems.append(Problem("", f"reading ended after {MAX_PROBLEMS} mistakes", last.line, last.column))
     return Reading(None if problems else fleet, problems, warnings, walk.places)
 
 
@@ -123,6 +133,10 @@ def _nearest(places: Mapping[Path, Place], path: Path) -> Place:
     return places.get(path, Place(1, 1))
 
 
+class _EnoughError(Exception):
+    """There are as many problems as a reader of them will want."""
+
+
 class _Refused:
     """Stands for a value that was refused, in the plain values."""
 
@@ -140,6 +154,8 @@ class _Walk:
     def refuse(self, place: Place, path: Path, message: str) -> _Refused:
         self.problems.append(_problem(place, path, message))
         self.faulty.append(path)
+        if len(self.problems) == MAX_PROBLEMS:
+            raise _EnoughError
         return _REFUSED
 
     def value(self, node: yaml.Node, type_: inspect.Type, path: Path, place: Place) -> object:

@@ -168,6 +168,16 @@ def test_aliases_that_unfold_to_millions_of_values_are_refused_in_one_sentence()
     assert problem.message == "its aliases unfold to more than 50000 values"
 
 
+def test_a_file_of_mistakes_gets_as_many_as_a_reader_can_use() -> None:
+    for text in (
+        "".join(f"k{n}: 1\n" for n in range(1000)),
+        FILE + "".join(f"  r{n}: {{pool: x}}\n" for n in range(1000)),
+    ):
+        found = problems(text.replace('gateway:\n  http: ":8000"\n', ""))
+        assert len(found) == 101
+        assert found[-1].message == "reading ended after 100 mistakes"
+
+
 def test_an_alias_that_contains_itself_ends() -> None:
     assert problems("fleet: a\npools: &p\n  p: *p\n")
 
