@@ -43,7 +43,7 @@ def readiness(lifecycle: Lifecycle, fleet: FleetView, state: FleetStatus) -> Rea
         reasons.append("No route has a ready endpoint; `headrace endpoints list` shows why.")
 
     degraded: list[str] = []
-    lost_since = datetime.fromtimestamp(state.lost_since, UTC).isoformat() if state.lost_since else None
+    lost_since = datetime.fromtimestamp(state.lost_since, UTC).isoformat() if state.lost_since is not None else None
     if state.configured and not state.connected:
         degraded.append(f"redis: {state.error or 'no answer yet.'} The fleet stays as last known.")
     if state.file_differs:

@@ -1,0 +1,323 @@
+"""The admin API on a real server, the shared state in a real Valkey, and the commands on top of both."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter
+from typer.testing import CliRunner, Result
+
+from gateway.admin.app import BODY_LIMIT, admin_app
+from gateway.admin.view import Lifecycle
+from headrace.cli.endpoints import endpoints_app
+from headrace.cli.routes import routes_app
+from router.fleet import FleetView, compile_view
+from router.merge import MergedFleet, merge
+from router.spec.documents import Document, file_documents
+from router.spec.fleet import FleetSpec
+from router.state.fleet import FleetState
+from router.state.store import DocumentStore, Mark
+from tests.valkey import ValkeyProcess, servers_here
+
+FILE = {
+    "fleet": "demo",
+    "pools": {
+        "p": {"protocol": "openai", "model": "m", "endpoints": [{"id": "a", "http": "http://127.0.0.1:1"}]},
+        "t": {"protocol": "triton", "model": "ensemble"},
+    },
+    "routes": {"r": {"pool": "p"}},
+}
+NEW = {"id": "new", "pool": "p", "http": "http://127.0.0.1:9"}
+
+
+@dataclass
+class Gateway:
+    """The least that has an admin API: the documents compiled into a view, and no traffic."""
+
+    redis_url: str | None
+    lifecycle: Lifecycle = "serving"
+    fleet: FleetView = field(default_factory=FleetView)
+    merged: MergedFleet = field(default_factory=lambda: merge([]))
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        documents = file_documents(msgspec.convert(FILE, FleetSpec), generation=1, content_hash="h")
+        self.state = FleetState(self.redis_url, "demo", documents, "h", self._on_documents)
+
+    def _on_documents(self, documents: list[Document]) -> None:
+        self.merged = merge(documents)
+        self.fleet = compile_view(self.merged, self.fleet)
+
+
+@asynccontextmanager
+async def serving(redis_url: str | None, token: str | None = None) -> AsyncIterator[Gateway]:
+    gateway = Gateway(redis_url)
+    runner = web.AppRunner(admin_app(gateway, token))
+    try:
+        await gateway.state.start()
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        gateway.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield gateway
+    finally:
+        await runner.cleanup()
+        await gateway.state.stop()
+
+
+@pytest_asyncio.fixture
+async def valkey(tmp_path: Path) -> AsyncIterator[ValkeyProcess]:
+    server = ValkeyProcess(servers_here()[0], tmp_path)
+    await server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest_asyncio.fixture
+async def gateway(valkey: ValkeyProcess) -> AsyncIterator[Gateway]:
+    async with serving(valkey.url) as gateway:
+        yield gateway
+
+
+async def call(gateway: Gateway, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(
+            method, gateway.url + path, data=None if body is None else json.dumps(body), headers=headers
+        ) as r,
+    ):
+        return r.status, await r.json()
+
+
+async def refused(gateway: Gateway, method: str, path: str, body: Any = None) -> tuple[int, str]:
+    status, answer = await call(gateway, method, path, body)
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    return status, answer["error"]["message"]
+
+
+async def headrace(gateway: Gateway, *arguments: str, token: str | None = None) -> Result:
+    """The command, in a thread: the gateway it talks to lives on this event loop."""
+    app = {"endpoints": endpoints_app, "routes": routes_app}[arguments[0]]
+    environment = {"HEADRACE_ADMIN": gateway.url, "HEADRACE_ADMIN_TOKEN": token}
+    return await asyncio.to_thread(CliRunner().invoke, app, arguments[1:], env=environment)
+
+
+async def test_health_readiness_and_metrics_need_no_token(valkey: ValkeyProcess) -> None:
+    async with serving(valkey.url, token="secret") as gateway, aiohttp.ClientSession() as session:
+        Counter("headrace_seen", "Seen.", registry=gateway.registry).inc(3)
+        async with session.get(gateway.url + "/healthz") as response:
+            assert (response.status, await response.text()) == (200, "ok")
+        async with session.get(gateway.url + "/metrics") as response:
+            assert response.headers["content-type"].startswith("text/plain; version=")
+            assert "headrace_seen_total 3.0" in await response.text()
+        assert (await call(gateway, "GET", "/readyz"))[0] == 503
+        gateway.fleet.endpoints["a"].state.phase = "ready"
+        status, answer = await call(gateway, "GET", "/readyz")
+        assert (status, answer["status"], answer["degraded"]) == (200, "ready", [])
+
+
+async def test_the_admin_api_wants_its_token(valkey: ValkeyProcess) -> None:
+    async with serving(valkey.url, token="secret") as gateway:
+        for headers in ({}, {"x-headrace-admin-token": "sekret"}):
+            for path in ("/admin/v1/endpoints", "/%61dmin/v1/endpoints"):
+                assert (await call(gateway, "GET", path, **headers))[0] == 401
+        assert (await call(gateway, "GET", "/admin/v1/endpoints", **{"x-headrace-admin-token": "secret"}))[0] == 200
+        assert (await headrace(gateway, "endpoints", "list", token="secret")).exit_code == 0
+        denied = await headrace(gateway, "endpoints", "list")
+        assert (denied.exit_code, denied.stdout) == (1, "")
+        assert "HEADRACE_ADMIN_TOKEN" in denied.stderr
+
+
+async def test_an_added_endpoint_serves_in_every_gateway_until_it_is_removed(
+    valkey: ValkeyProcess, gateway: Gateway
+) -> None:
+    async with serving(valkey.url) as other:
+        assert await call(gateway, "POST", "/admin/v1/endpoints", NEW) == (201, {"id": "new", "pool": "p"})
+        await asyncio.sleep(0.5)
+        _, answer = await call(other, "GET", "/admin/v1/endpoints")
+        (row,) = [row for row in answer["endpoints"] if row["id"] == "new"]
+        assert (row["pool"], row["protocol"], row["sources"], row["url"]) == ("p", "openai", ["cli"], NEW["http"])
+        assert (await call(gateway, "DELETE", "/admin/v1/endpoints/new"))[0] == 200
+        assert "new" not in gateway.fleet.endpoints
+        assert (await refused(gateway, "DELETE", "/admin/v1/endpoints/new"))[0] == 404
+
+
+async def test_a_drain_is_an_overlay_on_any_endpoint_and_ends_with_undrain(gateway: Gateway) -> None:
+    await call(gateway, "POST", "/admin/v1/endpoints", NEW)
+    for id_ in ("a", "new"):
+        for _ in range(2):  # saying it twice is no error
+            assert (await call(gateway, "POST", f"/admin/v1/endpoints/{id_}/drain"))[0] == 200
+            assert gateway.fleet.endpoints[id_].spec.drain
+        assert (await call(gateway, "POST", f"/admin/v1/endpoints/{id_}/undrain"))[0] == 200
+        assert not gateway.fleet.endpoints[id_].spec.drain
+    assert gateway.merged.sources["endpoints", "a"] == ("file",)
+    assert gateway.fleet.endpoints["new"].spec.http == NEW["http"]
+    assert (await refused(gateway, "POST", "/admin/v1/endpoints/nobody/drain"))[0] == 404
+
+
+async def test_undrain_goes_before_a_weaker_sources_drain(valkey: ValkeyProcess, gateway: Gateway) -> None:
+    store = DocumentStore(valkey.url, "demo")
+    spec = msgspec.Raw(b'{"drain":true}')
+    overlay = Document(family="endpoints", id="a", source="operator", generation=1, spec=spec)
+    await store.replace_source("operator", [overlay], Mark(1, ""))
+    await store.close()
+    await asyncio.sleep(0.5)
+    assert gateway.fleet.endpoints["a"].spec.drain
+    assert (await call(gateway, "POST", "/admin/v1/endpoints/a/undrain"))[0] == 200
+    assert not gateway.fleet.endpoints["a"].spec.drain
+
+
+@pytest.mark.parametrize("drained", [False, True])
+async def test_another_sources_document_cannot_be_removed(gateway: Gateway, drained: bool) -> None:
+    if drained:
+        await call(gateway, "POST", "/admin/v1/endpoints/a/drain")
+    status, message = await refused(gateway, "DELETE", "/admin/v1/endpoints/a")
+    assert status == 409
+    assert "comes from file" in message
+    assert "drain" in message
+    assert gateway.fleet.endpoints["a"].spec.drain == drained
+    assert (await refused(gateway, "DELETE", "/admin/v1/routes/r"))[0] == 409
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({**NEW, "zoen": "b"}, 400, "zoen"),
+        ({**NEW, "http": "9"}, 400, "$.http"),
+        ({**NEW, "capacity": "cheap"}, 400, "cheap"),
+        ({**NEW, "id": "sp ace"}, 400, "$.id"),
+        ({**NEW, "pool": "nobody's"}, 400, "no pool"),
+        ({"id": "x", "pool": "p"}, 400, "`http`"),
+        ({"id": "x", "pool": "t", "http": "http://127.0.0.1:9"}, 400, "`grpc`"),
+        ({"pool": "p"}, 400, "id"),
+        ([], 400, "array"),
+        ({**NEW, "id": "a"}, 409, "from file"),
+    ],
+)
+async def test_an_endpoint_that_cannot_be_is_refused_with_a_reason(
+    gateway: Gateway, body: Any, status: int, said: str
+) -> None:
+    answered, message = await refused(gateway, "POST", "/admin/v1/endpoints", body)
+    assert answered == status
+    assert said in message
+
+
+async def test_malformed_and_oversized_bodies_are_refused(gateway: Gateway) -> None:
+    async with aiohttp.ClientSession() as session:
+        for body, status in ((b"{", 400), (b"\xff\xfe", 400), (b"[" * 100_000, 400), (b" " * (BODY_LIMIT + 1), 413)):
+            async with session.post(gateway.url + "/admin/v1/endpoints", data=body) as response:
+                assert response.status == status
+                assert (await response.json())["error"]["message"]
+    assert (await refused(gateway, "PATCH", "/admin/v1/routes"))[0] == 405
+    assert (await refused(gateway, "GET", "/admin/v1/pools"))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["org/model", "org%2Fmodel", "org%2fmodel"])
+async def test_a_route_with_a_slash_in_its_name_can_be_set_and_removed(gateway: Gateway, path: str) -> None:
+    assert (await call(gateway, "PUT", f"/admin/v1/routes/{path}", {"pool": "p"})) == (200, {"name": "org/model"})
+    _, answer = await call(gateway, "GET", "/admin/v1/routes")
+    assert [row["name"] for row in answer["routes"]] == ["org/model", "r"]
+    assert (await call(gateway, "DELETE", f"/admin/v1/routes/{path}"))[0] == 200
+    assert set(gateway.fleet.routes) == {"r"}
+
+
+async def test_a_route_set_over_the_files_is_whole_and_removing_it_gives_the_files_back(gateway: Gateway) -> None:
+    split = {"pools": [{"pool": "t", "weight": 3}, {"pool": "p"}], "fallback": ["p"]}
+    assert (await call(gateway, "PUT", "/admin/v1/routes/r", split))[0] == 200
+    assert [(pool.name, weight) for pool, weight in gateway.fleet.routes["r"].pools] == [("t", 3.0), ("p", 1.0)]
+    assert (await call(gateway, "PUT", "/admin/v1/routes/r", {"pool": "t"}))[0] == 200
+    assert [pool.name for pool in gateway.fleet.routes["r"].all_pools] == ["t"]
+    status, answer = await call(gateway, "DELETE", "/admin/v1/routes/r")
+    assert (status, answer["still_from"]) == (200, ["file"])
+    assert [pool.name for pool in gateway.fleet.routes["r"].all_pools] == ["p"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "exactly one"),
+        ({"pool": "p", "pools": [{"pool": "p"}]}, "exactly one"),
+        ({"pool": "x"}, "no pool 'x'"),
+        ({"pool": "p", "fallback": ["x"]}, "no pool 'x'"),
+        ({"pools": [{"pool": "p", "wieght": 1}]}, "wieght"),
+        ({"pools": [{"pool": "p", "weight": 0}]}, "weight"),
+    ],
+)
+async def test_a_route_that_cannot_be_is_refused_with_a_reason(gateway: Gateway, body: Any, said: str) -> None:
+    status, message = await refused(gateway, "PUT", "/admin/v1/routes/r", body)
+    assert status == 400
+    assert said in message
+
+
+async def test_without_redis_the_fleet_is_shown_and_not_changed(valkey: ValkeyProcess, gateway: Gateway) -> None:
+    async with serving(None) as alone:
+        assert "redis: {url" in (await refused(alone, "POST", "/admin/v1/endpoints/a/drain"))[1]
+    valkey.kill()
+    async with asyncio.timeout(5):
+        while gateway.state.status.connected:  # noqa: ASYNC110 - a status has no event to wait for
+            await asyncio.sleep(0.02)
+    gateway.fleet.endpoints["a"].state.phase = "ready"
+    status, answer = await call(gateway, "GET", "/readyz")
+    assert status == 200
+    assert answer["degraded"][0].startswith("redis: ")
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(gateway.url + "/admin/v1/endpoints/a/drain") as response,
+    ):
+        assert response.status == 503
+        assert response.headers["retry-after"] == "1"
+    assert (await call(gateway, "GET", "/admin/v1/endpoints"))[0] == 200
+
+
+async def test_the_commands_change_the_fleet(gateway: Gateway) -> None:
+    for line in (
+        "endpoints add org/new --pool p --http http://127.0.0.1:9 --zone b --capacity spot",
+        "endpoints drain org/new",
+        "routes set org/model --pool p=2 --pool t=1 --fallback p",
+    ):
+        result = await headrace(gateway, *line.split())
+        assert (result.exit_code, result.stderr) == (0, ""), line
+    listed = json.loads((await headrace(gateway, "endpoints", "list", "--json")).stdout)
+    (row,) = [row for row in listed if row["id"] == "org/new"]
+    assert (row["zone"], row["capacity"], row["sources"]) == ("b", "spot", ["cli"])
+    assert gateway.fleet.endpoints["org/new"].spec.drain
+    (route,) = [r for r in json.loads((await headrace(gateway, "routes", "list", "--json")).stdout) if r["name"] != "r"]
+    assert route["pools"] == [{"pool": "p", "weight": 2.0}, {"pool": "t", "weight": 1.0}]
+    assert "org/new" in (await headrace(gateway, "endpoints", "list")).stdout
+    assert "p=2, t=1" in (await headrace(gateway, "routes", "list")).stdout
+    for line in ("endpoints undrain org/new", "endpoints remove org/new", "routes remove org/model"):
+        assert (await headrace(gateway, *line.split())).exit_code == 0, line
+    assert set(gateway.fleet.endpoints) == {"a"}
+    assert set(gateway.fleet.routes) == {"r"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("endpoints remove a", "comes from file"),
+        ("endpoints drain nobody", "no endpoint 'nobody'"),
+        ("endpoints add x --pool q --http http://127.0.0.1:9", "no pool 'q'"),
+        ("endpoints list --admin http://127.0.0.1:1", "No gateway answers"),
+        ("endpoints list --admin localhost", "not an address"),
+        ("routes set r --pool p=much", "weight"),
+        ("routes remove nobody", "no route"),
+    ],
+)
+async def test_a_command_that_fails_says_why_in_one_sentence_and_exits_with_1(
+    gateway: Gateway, line: str, said: str
+) -> None:
+    result = await headrace(gateway, *line.split())
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1

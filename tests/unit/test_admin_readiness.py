@@ -1,0 +1,65 @@
+"""When a gateway is ready, and what only degrades it."""
+
+import json
+
+import msgspec
+import pytest
+
+from gateway.admin.readiness import readiness
+from router.fleet import FleetView, compile_view
+from router.merge import merge
+from router.spec.documents import file_documents
+from router.spec.fleet import FleetSpec
+from router.state.follower import FleetStatus
+
+CONNECTED = FleetStatus(connected=True)
+
+
+def fleet(phase: str = "ready") -> FleetView:
+    spec = msgspec.convert(
+        {
+            "fleet": "demo",
+            "pools": {
+                "p": {"protocol": "openai", "model": "m", "endpoints": [{"id": "a", "http": "http://127.0.0.1:1"}]}
+            },
+            "routes": {"r": {"pool": "p"}},
+        },
+        FleetSpec,
+    )
+    view = compile_view(merge(file_documents(spec, generation=1, content_hash="h")), FleetView())
+    view.endpoints["a"].state.phase = phase  # type: ignore[assignment]
+    return view
+
+
+def test_a_gateway_with_a_ready_endpoint_is_ready() -> None:
+    answer = readiness("serving", fleet(), CONNECTED)
+    assert (answer.status, answer.reasons, answer.degraded) == ("ready", [], [])
+    assert answer.detail["endpoints"] == {"ready": 1}
+
+
+@pytest.mark.parametrize("lifecycle", ["starting", "draining"])
+def test_a_gateway_that_starts_or_drains_is_not_ready(lifecycle: str) -> None:
+    answer = readiness(lifecycle, fleet(), CONNECTED)  # type: ignore[arg-type]
+    assert answer.status == "not_ready"
+    assert lifecycle in answer.reasons[0]
+
+
+@pytest.mark.parametrize("phase", ["starting", "warming", "draining", "preempting", "unhealthy"])
+def test_without_a_servable_route_a_gateway_is_not_ready(phase: str) -> None:
+    answer = readiness("serving", fleet(phase), CONNECTED)
+    assert answer.status == "not_ready"
+    assert answer.detail["routes_without_ready_endpoint"] == ["r"]
+    assert readiness("serving", FleetView(), CONNECTED).status == "not_ready"
+
+
+def test_a_lost_redis_and_another_file_degrade_but_do_not_take_the_gateway_away() -> None:
+    lost = FleetStatus(connected=False, lost_since=0.0, file_differs=True, error="Redis at x cannot be reached: no.")
+    answer = readiness("serving", fleet(), lost)
+    assert answer.status == "ready"
+    assert [entry.partition(":")[0] for entry in answer.degraded] == ["redis", "file_differs"]
+    assert answer.detail["redis"]["lost_since"] == "1970-01-01T00:00:00+00:00"
+    assert json.loads(msgspec.json.encode(answer))["status"] == "ready"
+
+
+def test_a_gateway_without_redis_is_not_degraded_by_that() -> None:
+    assert readiness("serving", fleet(), FleetStatus(configured=False)).degraded == []
