@@ -1,6 +1,6 @@
 """One gateway process: what it is made of, in which order it comes up, and how it goes down.
 
-Up: follow the shared state (never waiting long for it), serve the admin port, then the clients. Down: say so in
+Up: serve the admin port, follow the shared state (never waiting long for it), then serve the clients. Down: say so in
 `/readyz`, stop accepting, let the streams finish, then close what they used.
 """
 
@@ -11,6 +11,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from gateway.admin.app import admin_app
+from gateway.admin.view import Lifecycle
 from gateway.exchange import LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.http.client_response import ClientServer
@@ -42,28 +43,28 @@ class Gateway:
     def __init__(self, spec: FleetSpec, content_hash: str, admin_token: str | None) -> None:
         self._spec = spec
         self._metrics = Metrics()
-        self._fleet = LiveFleet(self._metrics)
-        self._live = LiveExchanges(self._fleet.timeouts)
+        self._live_fleet = LiveFleet(self._metrics)
+        self._live = LiveExchanges(self._live_fleet.timeouts)
         documents = file_documents(spec, generation=1, content_hash=content_hash)
         redis_url = spec.redis.url if spec.redis is not None else None
-        self.state = FleetState(redis_url, spec.fleet, documents, content_hash, self._fleet.apply)
-        self._front = Front(self._fleet, self._live, self._metrics, size_bytes(spec.gateway.body_limit))
+        self.state = FleetState(redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply)
+        self._front = Front(self._live_fleet, self._live, self._metrics, size_bytes(spec.gateway.body_limit))
         self._admin_token = admin_token
         self._admin_runner: web.AppRunner | None = None
         self._client_runner: web.ServerRunner | None = None
         self._sweep: asyncio.Task[None] | None = None
-        self.draining = False
+        self.lifecycle: Lifecycle = "starting"
         self._metrics.registry.register(
-            FleetCollector(lambda: self.view, lambda: len(self._live), self._redis_connected)
+            FleetCollector(lambda: self.fleet, lambda: len(self._live), self._redis_connected)
         )
 
     @property
-    def view(self) -> FleetView:
-        return self._fleet.view
+    def fleet(self) -> FleetView:
+        return self._live_fleet.view
 
     @property
     def merged(self) -> MergedFleet:
-        return self._fleet.merged
+        return self._live_fleet.merged
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -75,26 +76,27 @@ class Gateway:
 
     async def start(self) -> None:
         """Serve. Raises ListenError if an address is not to be had."""
-        await self.state.start()
-        self._sweep = asyncio.create_task(self._live.sweep(), name="deadline sweep")
         self._admin_runner = web.AppRunner(admin_app(self, self._admin_token), access_log=None)
         await self._admin_runner.setup()
         await _listen(self._admin_runner, "admin", self._spec.gateway.admin)
+        await self.state.start()
+        self._sweep = asyncio.create_task(self._live.sweep(), name="deadline sweep")
         server = ClientServer(self._front.handle, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
         self._client_runner = web.ServerRunner(server, shutdown_timeout=DRAIN_S)
         await self._client_runner.setup()
         await _listen(self._client_runner, "http", self._spec.gateway.http)
+        self.lifecycle = "serving"
 
     async def stop(self) -> None:
         """Drain, then release everything."""
-        self.draining = True
+        self.lifecycle = "draining"
         if self._client_runner is not None:
             await self._client_runner.cleanup()
         if self._sweep is not None:
             self._sweep.cancel()
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
-        await self._fleet.close()
+        await self._live_fleet.close()
         await self.state.stop()
 
 

@@ -53,7 +53,7 @@ class RunningGateway:
 
     @property
     def in_flight(self) -> dict[str, int]:
-        return {id_: endpoint.state.in_flight for id_, endpoint in self.gateway.view.endpoints.items()}
+        return {id_: endpoint.state.in_flight for id_, endpoint in self.gateway.fleet.endpoints.items()}
 
     async def until(self, condition: Callable[[], bool], what: str, seconds: float = 5.0) -> None:
         """Wait for `condition`, or fail with `what`."""
@@ -66,7 +66,7 @@ class RunningGateway:
 
     async def until_phase(self, endpoint: str, phase: str, seconds: float = 5.0) -> None:
         def arrived() -> bool:
-            return endpoint in self.gateway.view.endpoints and self.gateway.view.endpoints[endpoint].phase == phase
+            return endpoint in self.gateway.fleet.endpoints and self.gateway.fleet.endpoints[endpoint].phase == phase
 
         await self.until(arrived, f"{endpoint} is {phase}", seconds)
 
@@ -92,7 +92,7 @@ async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncI
     await gateway.start()
     try:
         if wait_ready:
-            for id_ in gateway.view.endpoints:
+            for id_ in gateway.fleet.endpoints:
                 await running.until_phase(id_, "ready", 10)
         yield running
         await running.until_idle()

@@ -319,7 +319,7 @@ async def test_a_dead_endpoint_is_avoided_at_once_and_taken_back_when_it_answers
             await first.die()
             for salt in range(8):
                 assert (await ask(client, running, {**STREAM, "cache_salt": str(salt)}))[0] == 200
-            assert running.gateway.view.endpoints["a"].phase == "unhealthy"
+            assert running.gateway.fleet.endpoints["a"].phase == "unhealthy"
             await first.listen()
             await running.until_phase("a", "ready")
 
