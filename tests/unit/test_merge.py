@@ -37,7 +37,7 @@ route_fields: dict[str, st.SearchStrategy[Any]] = {
 
 
 def documents_of(family: Family, fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Document]:
-    specs = st.fixed_dictionaries({}, optional=fields) | st.sampled_from([[], 3, None])
+    specs: st.SearchStrategy[Any] = st.fixed_dictionaries({}, optional=fields) | st.sampled_from([[], 3, None])
     return st.builds(
         document, st.just(family), st.sampled_from(["x", "org/y"]), st.sampled_from(SOURCES), specs, st.integers(1, 3)
     )
