@@ -24,13 +24,18 @@ def servers_here() -> list[str]:
     return [*found, redis_server] if redis_server else found
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class ValkeyProcess:
     """One server on a loopback port of its own; not started yet."""
 
     def __init__(self, binary: str, directory: Path, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         self._command = [binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory)]
         self._command += options

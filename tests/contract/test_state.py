@@ -20,7 +20,7 @@ from router.spec.fleet import FleetSpec
 from router.state.errors import StateUnavailable, WriteConflict
 from router.state.fleet import FleetState
 from router.state.store import DocumentStore, Mark
-from tests.valkey import ValkeyProcess, servers_here
+from tests.valkey import ValkeyProcess, free_port, servers_here
 
 FILE = {
     "fleet": "demo",
@@ -381,7 +381,7 @@ async def cluster(client: Redis, *arguments: str | bytes) -> Any:
 @pytest.mark.timeout(30)
 async def test_all_keys_of_a_write_lie_in_one_cluster_slot(tmp_path: Path) -> None:
     """A cluster refuses a script or transaction whose keys lie in several slots."""
-    server = ValkeyProcess(servers_here()[0], tmp_path, "--cluster-enabled", "yes")
+    server = ValkeyProcess(servers_here()[0], tmp_path, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     await server.start()
     try:
         async with server.client() as client:
