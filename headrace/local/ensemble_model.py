@@ -6,7 +6,8 @@ wakes ten times a second, as often as TensorRT-LLM's own statistics: it looks fo
 and writes the metrics.
 
 The stub must not outlive Triton. Triton starts it from a thread that ends after loading, so the kernel's parent-death
-signal would come too early; a thread waiting on a process handle of Triton ends the stub instead.
+signal would come too early; a thread waiting on a process handle of Triton ends the stub instead. Triton may even be
+gone before this module is reached; its process id is known nevertheless, because it leads the session.
 """
 
 import json
@@ -28,13 +29,15 @@ from headrace.local.ensemble_signature import INPUTS
 from headrace.local.llm import SLOTS, engine_params
 
 TICK_S = 0.1
+DRAIN_S = 2.0
+"""Triton unloads a model when its requests have ended; their slots may need a moment more."""
 
 
 class TritonPythonModel:
     """Triton's interface: `initialize`, `execute`, `finalize`."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        _die_with(os.getppid())
+        _die_with_triton()
         import xllamacpp
 
         parameters = json.loads(args["model_config"])["parameters"]
@@ -61,6 +64,7 @@ class TritonPythonModel:
                 self._scheduler.submit(Job(parsed, client))
 
     def finalize(self) -> None:
+        self._scheduler.drained(DRAIN_S)
         self._scheduler.close()
         self._stop.set()
         self._ticker.join(timeout=1)
@@ -163,11 +167,17 @@ def _read_inputs(request: Any) -> dict[str, Any]:
     return values
 
 
-def _die_with(parent: int) -> None:
-    handle = os.pidfd_open(parent)
+def _die_with_triton() -> None:
+    triton = os.getsid(0)
+    try:
+        handle = os.pidfd_open(triton)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != triton:  # it ended earlier, and the handle is of nobody we know
+        os._exit(1)
 
     def wait() -> None:
         select.select([handle], [], [])
         os._exit(1)
 
-    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+    threading.Thread(target=wait, name="triton-watch", daemon=True).start()

@@ -131,7 +131,7 @@ class Scheduler:
             accepted = len(self._waiting) < MAX_WAITING and not self._closed
             if accepted:
                 self._waiting.append(job)
-                self._changed.notify()
+                self._changed.notify_all()
         if not accepted:
             self.refuse(job.client, f"Maximum queue size of {MAX_WAITING} reached", invalid=False)
 
@@ -165,16 +165,20 @@ class Scheduler:
                 outcomes=dict(self._outcomes),
             )
 
+    def drained(self, timeout_s: float) -> bool:
+        """Wait until nothing waits or runs; false if that took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._running, timeout_s)
+
     def close(self) -> None:
         """Take no more work and let the threads end when they are idle."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def _count(self, outcome: str, reused_blocks: int = 0) -> None:
+    def _count(self, outcome: str) -> None:
         with self._changed:
             self._outcomes[outcome] += 1
-            self._reused_blocks += reused_blocks
 
     def _work(self) -> None:
         while True:
@@ -189,13 +193,16 @@ class Scheduler:
             try:
                 outcome, reused_blocks = self._run(job, lambda job=job: self._prefilled(job))  # type: ignore[misc]
             finally:
-                self._prefilled(job)
                 with self._changed:
+                    self._outcomes[outcome] += 1
+                    self._reused_blocks += reused_blocks
                     self._running.discard(job)
-                self._count(outcome, reused_blocks)
+                    if self._prefilling is job:
+                        self._prefilling = None
+                    self._changed.notify_all()
 
     def _prefilled(self, job: Job) -> None:
         with self._changed:
             if self._prefilling is job:
                 self._prefilling = None
-                self._changed.notify()
+                self._changed.notify_all()

@@ -8,7 +8,8 @@ from typing import Any
 import jinja2
 import pytest
 
-from headrace.local.ask import LocalFleetError, ask
+from headrace.local.ask import ask
+from headrace.local.errors import LocalFleetError
 from headrace.local.fleet_file import CHAT_TEMPLATE
 from headrace.local.llm import MODEL_NAME, SLOT_TOKENS, SLOTS
 from tests.engines import Llama
@@ -33,7 +34,7 @@ async def test_the_server_has_the_slots_and_the_model_name_promised(llama: Llama
 
 
 async def test_a_question_asked_twice_is_answered_from_the_cache_the_second_time(llama: Llama) -> None:
-    question = "What is the capital of France? " + "Take your time and think of the map of Europe. " * 20
+    question = "Take your time and think of the map of Europe. " * 20 + "What is the capital of France?"
     first = await ask(llama.http, MODEL_NAME, question, 16)
     second = await ask(llama.http, MODEL_NAME, question, 16)
 
