@@ -8,7 +8,7 @@ import msgspec
 import yaml
 
 from headrace.local.ensemble_signature import MODEL
-from headrace.local.llm import MODEL_NAME
+from headrace.local.llm import CHAT_TEMPLATE, MODEL_NAME
 from headrace.local.parts import TritonPorts
 from headrace.local.ports import LOOPBACK
 from router.spec.fleet import (
@@ -22,7 +22,6 @@ from router.spec.fleet import (
     WeightedPool,
 )
 
-CHAT_TEMPLATE = Path(__file__).parent / "templates" / "chatml.jinja"
 TRITON_POOL: Final = "smollm-triton"
 LLAMA_POOL: Final = "smollm-llama"
 

@@ -20,6 +20,8 @@ THREADS = 1
 """Threads of one engine. The threads of one engine wait for each other busily at every layer, so that three engines
 with two threads each on two cores spend their time waiting: decoding falls from 14-25 tokens per second to 1-2."""
 SPILLED_PROMPTS_MIB = 256
+CHAT_TEMPLATE = Path(__file__).parent / "templates" / "chatml.jinja"
+"""Rendered by the gateway for Triton and by llama.cpp for itself: a conversation is the same prompt everywhere."""
 MODEL_NAME = "smollm2"
 """The name the OpenAI-protocol engine answers to."""
 
@@ -43,4 +45,5 @@ def engine_params(weights: Path, *, host: str = "127.0.0.1", port: int = 0) -> A
     params.endpoint_slots = True
     params.warmup = False
     params.ui = False
+    params.chat_template = CHAT_TEMPLATE.read_text()
     return params

@@ -6,6 +6,7 @@ context managers then end the processes and remove what they left.
 """
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
@@ -148,22 +149,25 @@ class _Run:
 
 async def _run(run: _Run) -> int:
     progress = make_progress(run.err)
-    serving = False
+    signals: list[signal.Signals] = []
     try:
         async with Supervisor(progress) as supervisor:
-            _cancel_on_signal(supervisor.kill)
+            _cancel_on_signal(signals, supervisor.kill)
             await supervisor.start(run.engine_parts())
             await supervisor.start([run.gateway()])
             ready_s = time.monotonic() - run.started
             progress.close()
-            serving = run.question is None
             if run.question is None:
                 _welcome(run, ready_s)
-                await supervisor.wait()
+                with contextlib.suppress(asyncio.CancelledError):  # a signal is the usual end of serving
+                    await supervisor.wait()
                 return 0
             return await _answer_or_fail(supervisor, run, run.question, ready_s)
     except asyncio.CancelledError:
-        return 0 if serving else INTERRUPTED
+        if not signals:
+            raise
+        run.err.print(f"headrace up: ended by {signals[0].name} before it was done", highlight=False)
+        return INTERRUPTED
     finally:
         progress.close()
 
@@ -222,17 +226,18 @@ def _welcome(run: _Run, ready_s: float) -> None:
     run.out.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
-def _cancel_on_signal(at_once: Callable[[], None]) -> None:
+def _cancel_on_signal(received: list[signal.Signals], at_once: Callable[[], None]) -> None:
     """For the life of the loop: the first signal cancels this task, a second one means that the end takes too long."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
 
-    def end() -> None:
-        if not task.cancelling():
+    def end(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) == 1:
             task.cancel()
         else:
             at_once()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, end)
+        loop.add_signal_handler(number, end, number)

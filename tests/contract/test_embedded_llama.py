@@ -1,4 +1,4 @@
-"""The embedded llama.cpp server speaks the OpenAI API with a real prefix cache, and its template is the one we ship."""
+"""The embedded llama.cpp server speaks the OpenAI API, with a real prefix cache and the chat template we ship."""
 
 import asyncio
 import json
@@ -10,8 +10,7 @@ import pytest
 
 from headrace.local.ask import ask
 from headrace.local.errors import LocalFleetError
-from headrace.local.fleet_file import CHAT_TEMPLATE
-from headrace.local.llm import MODEL_NAME, SLOT_TOKENS, SLOTS
+from headrace.local.llm import CHAT_TEMPLATE, MODEL_NAME, SLOT_TOKENS, SLOTS
 from tests.engines import Llama
 
 
@@ -54,6 +53,12 @@ async def test_a_refused_question_is_one_sentence(llama: Llama) -> None:
         await ask(llama.http, MODEL_NAME, "word " * (SLOT_TOKENS + 1), 4)
 
 
+async def test_a_short_question_is_answered_rightly(llama: Llama) -> None:
+    answer = await ask(llama.http, MODEL_NAME, "What is the capital of France?", 32)
+    assert answer.text == "The capital of France is Paris."
+    assert answer.finish_reason == "stop"
+
+
 @pytest.mark.parametrize(
     "messages",
     [
@@ -66,7 +71,7 @@ async def test_a_refused_question_is_one_sentence(llama: Llama) -> None:
         ],
     ],
 )
-async def test_our_chat_template_renders_what_the_models_own_renders(
+async def test_the_gateways_and_llama_cpps_rendering_of_our_chat_template_are_the_same(
     llama: Llama, messages: list[dict[str, str]]
 ) -> None:
     theirs = await call(llama, "/apply-template", {"messages": messages})

@@ -1,5 +1,6 @@
 """What the embedded fleet decides before and between processes: checks, delays, files, progress."""
 
+import importlib.util
 import io
 import os
 import time
@@ -11,17 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from headrace.local import wheels
 from headrace.local.backoff import CEILING_S, FIRST_S, GOOD_RUN_S, Backoff
 from headrace.local.ensemble_signature import render_config
 from headrace.local.errors import LocalFleetError
-from headrace.local.fleet_file import CHAT_TEMPLATE, FleetPorts, fleet_spec, write_fleet_file
+from headrace.local.fleet_file import FleetPorts, fleet_spec, write_fleet_file
+from headrace.local.llm import CHAT_TEMPLATE
 from headrace.local.part import Part
 from headrace.local.parts import TritonPorts
 from headrace.local.preflight import NEEDED_MIB, available_memory_mib, require_memory
 from headrace.local.progress import PlainProgress
 from headrace.local.run_dir import KEEP_LOGS_S, RunDir, clear_dead_runs
-from router.spec.references import findings
+from headrace.local.wheels import find_wheels
+from router.spec.strict import read_fleet
 
 PORTS = FleetPorts(8000, 9090, 1, TritonPorts(2, 3, 4), TritonPorts(5, 6, 7), 8)
 
@@ -58,18 +60,21 @@ def test_available_memory_is_the_smaller_of_machine_and_control_group(
 def test_a_missing_wheel_is_one_sentence_that_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
-    found = wheels.importlib.util.find_spec
-    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None if name == module else found(name))
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else found(name))
     with pytest.raises(LocalFleetError, match=r"is not installed \(package .*\): install .*headrace\[local\]") as error:
-        wheels.find_wheels()
+        find_wheels()
     assert error.value.exit_code == 2
 
 
-def test_the_fleet_file_describes_a_fleet_without_findings(tmp_path: Path) -> None:
+def test_the_fleet_file_is_read_back_strictly_without_a_problem(tmp_path: Path) -> None:
     write_fleet_file(tmp_path / "fleet.yaml", PORTS)
-    written = yaml.safe_load((tmp_path / "fleet.yaml").read_text())
+    text = (tmp_path / "fleet.yaml").read_text()
+    written = yaml.safe_load(text)
+    reading = read_fleet(text)
 
-    assert list(findings(fleet_spec(PORTS))) == []
+    assert list(reading.problems) == []
+    assert reading.fleet == fleet_spec(PORTS)
     assert written["fleet"] == "local"
     assert written["redis"] == {"url": "redis://127.0.0.1:1"}
     triton = written["pools"]["smollm-triton"]
