@@ -6,8 +6,6 @@ when the first test asks for it.
 """
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -48,13 +46,6 @@ class Engine:
     async def kill(self) -> None:
         """`kill -9`; returns when the process is gone, and its restart follows."""
         await self.supervisor.crash(self.name)
-
-    def pause(self) -> None:
-        """Stop the process where it is: it keeps its sockets and answers nothing."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
 
     async def until_ready(self, timeout_s: float = 30) -> None:
         async with asyncio.timeout(timeout_s):

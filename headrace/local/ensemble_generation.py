@@ -13,7 +13,19 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.local.ensemble_request import EnsembleRequest
-from headrace.local.ensemble_scheduler import Complete, EngineError, Job, Usage
+from headrace.local.ensemble_scheduler import Job, Usage
+
+
+class EngineError(Exception):
+    """llama.cpp refused or failed a request."""
+
+    def __init__(self, message: str, *, invalid: bool) -> None:
+        super().__init__(message)
+        self.invalid = invalid
+
+
+Complete = Callable[[dict[str, Any], Callable[[Any], bool]], object]
+"""`xllamacpp.Server.handle_completions`: body, callback (true ends the generation)."""
 
 
 def run_job(complete: Complete, job: Job, prefilled: Callable[[], None]) -> tuple[str, int]:

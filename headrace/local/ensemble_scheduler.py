@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.local.ensemble_request import EnsembleRequest
 from headrace.local.ensemble_signature import TOKENS_PER_BLOCK
@@ -69,18 +69,6 @@ class Client(Protocol):
 
     def cancelled(self) -> None:
         """End because the client asked for it."""
-
-
-class EngineError(Exception):
-    """llama.cpp refused or failed a request."""
-
-    def __init__(self, message: str, *, invalid: bool) -> None:
-        super().__init__(message)
-        self.invalid = invalid
-
-
-Complete = Callable[[dict[str, Any], Callable[[Any], bool]], object]
-"""`xllamacpp.Server.handle_completions`: body, callback (true ends the generation)."""
 
 
 @dataclass(frozen=True, slots=True)
