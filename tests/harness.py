@@ -146,6 +146,7 @@ class ScriptedEngine:
 
     script: Script
     healthy: bool = True
+    models: bytes = b'{"data":[]}'
     port: int = 0
     requests: list[EngineConnection] = field(default_factory=list)
     gone: int = 0
@@ -182,8 +183,8 @@ class ScriptedEngine:
                     status = "200 OK" if self.healthy else "503 Service Unavailable"
                     await connection.head("content-length: 0", status=status)
                 elif connection.path == "/v1/models":
-                    await connection.head("content-length: 11")
-                    await connection.send(b'{"data":[]}')
+                    await connection.head(f"content-length: {len(self.models)}")
+                    await connection.send(self.models)
                 else:
                     self.requests.append(connection)
                     await self.script(connection)

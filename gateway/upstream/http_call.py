@@ -5,9 +5,13 @@ turns again. The call only ever waits for two things, the head of the answer and
 
 An answer that breaks off is never made to look whole. What had been relayed stays, the unfinished event is dropped, and
 `relay` raises. The one exception is a stream that had already said `[DONE]`: nothing of it is missing.
+
+Some engines can be made to send events before their first content. A call told how to know them (`preamble`) drops
+them, and takes the answer for begun only with the first event that is none: until then it may still be tried elsewhere.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.relay.events import DONE, EventHolder, EventTooLongError, whole_chunks
 from gateway.relay.http1 import HEAD_LIMIT, ChunkedReader, FramingError, ResponseHead, parse_head
@@ -19,7 +23,10 @@ _EARLY_LIMIT = 64 * 1024
 
 
 class HttpCall:
-    """One request on one connection of `pool`. `request` is complete: head and body."""
+    """One request on one connection of `pool`.
+
+    `request` is complete: head and body. `preamble` tells of an event of a stream that it comes before the content.
+    """
 
     __slots__ = (
         "_connection",
@@ -27,6 +34,7 @@ class HttpCall:
         "_early",
         "_early_size",
         "_events",
+        "_first_content",
         "_given_up",
         "_head",
         "_head_bytes",
@@ -36,6 +44,7 @@ class HttpCall:
         "_lost",
         "_lost_error",
         "_pool",
+        "_preamble",
         "_reader",
         "_remaining",
         "_request",
@@ -45,7 +54,13 @@ class HttpCall:
         "last_read",
     )
 
-    def __init__(self, pool: ConnectionPool, request: tuple[bytes, ...], connect_timeout: float) -> None:
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        request: tuple[bytes, ...],
+        connect_timeout: float,
+        preamble: Callable[[bytes], bool] | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._request = request
@@ -64,6 +79,8 @@ class HttpCall:
         self._reader: ChunkedReader | None = None
         self._remaining = 0
         self._events: EventHolder | None = None
+        self._preamble = preamble
+        self._first_content = b""
         self._last = b""
         self.last_read = self._loop.time()
         self.answering = False
@@ -105,6 +122,10 @@ class HttpCall:
         early, self._early = self._early, []
         if self._early_size >= _EARLY_LIMIT:
             self.resume()
+        if self._first_content:
+            self._last = self._first_content
+            sink.write(self._first_content)
+            early.insert(0, b"")  # the same read may have ended the body
         try:
             for data in early:
                 self._body(data, sink)
@@ -121,6 +142,9 @@ class HttpCall:
                 data = self._read_head(data)
                 if not data:
                     return
+            if self._preamble is not None:
+                self._read_preamble(data, self._preamble)
+                return
             self.answering = True
             if self._sink is not None:
                 self._body(data, self._sink)
@@ -153,11 +177,36 @@ class HttpCall:
         content_type = head.header("content-type") or ""
         if content_type.lower().startswith("text/event-stream"):
             self._events = EventHolder()
+        if not (head.chunked and self._events is not None):
+            self._preamble = None
+        if self._preamble is None:
+            self._begin_answer(head)
+        if head.content_length == 0:
+            self._complete(reusable=head.keep_alive)
+
+    def _begin_answer(self, head: ResponseHead) -> None:
         assert self._head_waiter is not None
         if not self._head_waiter.done():
             self._head_waiter.set_result(head)
-        if head.content_length == 0:
-            self._complete(reusable=head.keep_alive)
+
+    def _read_preamble(self, data: bytes, preamble: Callable[[bytes], bool]) -> None:
+        """Drop the events before the first content."""
+        assert self._head is not None and self._reader is not None and self._events is not None
+        content = self._events.feed(self._reader.feed(data))
+        while content:
+            end = content.find(b"\n\n") + 2
+            if end < 2 or not preamble(content[:end]):
+                break
+            content = content[end:]
+        if self._reader.complete:
+            content += self._events.rest()
+        if not content and (self._reader.error is not None or self._reader.complete):
+            raise self._reader.error or FramingError("a stream without content")
+        if content:
+            self._preamble = None
+            self._first_content = content
+            self.answering = True
+            self._begin_answer(self._head)
 
     def _body(self, data: bytes, sink: Sink) -> None:
         assert self._head is not None
@@ -205,7 +254,7 @@ class HttpCall:
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connection = None
-        if self._head is None:
+        if self._head is None or self._preamble is not None:
             self._fail(
                 UpstreamError(
                     Failure.LOST_BEFORE_ANSWER,

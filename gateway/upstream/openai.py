@@ -3,6 +3,10 @@
 Their answers already have the client's wire form, so they are relayed, not read. The request is the client's own with
 one value exchanged: `model` becomes the name the engine knows. Nothing of the client's headers goes along but what the
 gateway puts there on purpose; credentials never do.
+
+llama.cpp is the one engine that needs help to notice a client that leaves: its server looks at the connection only when
+it has something to send, so a long prefill runs to its end for nobody. Asked for `return_progress` it sends an event
+for each batch of the prompt; these are dropped here, and leave when the client does.
 """
 
 import asyncio
@@ -26,6 +30,11 @@ PASSED_HEADERS = frozenset({"retry-after"})
 
 MODELS_EVERY_S = 60.0
 """How often a healthy engine is asked for its model list again."""
+_TRUE = msgspec.Raw(b"true")
+_LLAMA_CPP = "llamacpp"
+"""`owned_by` in llama.cpp's model list."""
+_PROGRESS_FIELD = b'"prompt_progress":'
+"""In the bytes of an event this can only be a field: inside a JSON string its quotes are escaped."""
 _PROBE_LIMIT = 4 * 1024 * 1024
 
 
@@ -40,13 +49,19 @@ class OpenAIEngine:
         self._model = msgspec.Raw(msgspec.json.encode(pool.spec.model))
         self._models: tuple[msgspec.Raw, ...] = ()
         self._models_read = float("-inf")
+        self._llama_cpp = False
 
     def call(self, request: EngineRequest) -> "OpenAICall":
-        body = msgspec.json.encode({**request.body, "model": self._model})
+        fields = {**request.body, "model": self._model}
+        asks_progress = self._llama_cpp and request.stream and "return_progress" not in fields
+        if asks_progress:
+            fields["return_progress"] = _TRUE
+        body = msgspec.json.encode(fields)
         lines = [f"POST {self._pool.path}{PATHS[request.api]} HTTP/1.1", f"host: {self._pool.host_header}"]
         lines += [f"{name}: {value}" for name, value in request.headers]
         lines += ["content-type: application/json", "accept-encoding: identity", f"content-length: {len(body)}", "", ""]
-        return OpenAICall(self._pool, ("\r\n".join(lines).encode("latin-1"), body), self._connect_timeout)
+        head = "\r\n".join(lines).encode("latin-1")
+        return OpenAICall(self._pool, (head, body), self._connect_timeout, _is_progress if asks_progress else None)
 
     async def probe(self) -> ProbeReport:
         """Ask `/health`, which every one of these engines has, and now and then for the models."""
@@ -71,9 +86,11 @@ class OpenAIEngine:
         if status != 200:
             return ()
         try:
-            return tuple(msgspec.json.decode(body, type=_ModelList).data)
+            models = tuple(msgspec.json.decode(body, type=_ModelList).data)
+            self._llama_cpp = any(msgspec.json.decode(raw, type=_Model).owned_by == _LLAMA_CPP for raw in models)
         except msgspec.DecodeError:
             return ()
+        return models
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         lines = (f"GET {self._pool.path}{path} HTTP/1.1", f"host: {self._pool.host_header}", "accept: */*", "", "")
@@ -106,6 +123,14 @@ class OpenAICall(HttpCall):
 
 class _ModelList(msgspec.Struct):
     data: list[msgspec.Raw]
+
+
+class _Model(msgspec.Struct):
+    owned_by: str | None = None
+
+
+def _is_progress(event: bytes) -> bool:
+    return _PROGRESS_FIELD in event
 
 
 class _Collected:

@@ -363,3 +363,46 @@ async def test_whatever_engines_and_clients_do_every_counter_returns_to_zero(
     async with ScriptedEngine(script) as engine, running_gateway(one_pool(engine.endpoint())) as running:
         await asyncio.gather(*(play(running, *one) for one in plays))
         await running.until_idle()
+
+
+PROGRESS = b'data: {"choices":[{"text":""}],"prompt_progress":{"total":9,"processed":%d}}\n\n'
+LLAMA_MODELS = b'{"data":[{"id":"engine-model","owned_by":"llamacpp"}]}'
+
+
+async def test_a_llama_cpp_engine_is_asked_for_progress_and_the_client_sees_none_of_it(
+    client: aiohttp.ClientSession,
+) -> None:
+    quoting = b'data: {"choices":[{"text":"\\"prompt_progress\\": me"}]}\n\n'
+
+    async def script(connection: EngineConnection) -> None:
+        await connection.events(PROGRESS % 0, PROGRESS % 3, PROGRESS % 9 + quoting)
+        await connection.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(TWO + DONE), TWO + DONE))
+
+    async with ScriptedEngine(script, models=LLAMA_MODELS) as engine:
+        async with running_gateway(one_pool(engine.endpoint())) as running:
+            assert await ask(client, running) == (200, quoting + TWO + DONE)
+            asked = {**STREAM, "return_progress": False}
+            assert (await ask(client, running, asked))[1].startswith(PROGRESS % 0)
+    assert [json.loads(request.body)["return_progress"] for request in engine.requests] == [True, False]
+
+
+async def test_an_engine_that_dies_in_its_prefill_may_still_be_replaced(client: aiohttp.ClientSession) -> None:
+    async def dies(connection: EngineConnection) -> None:
+        await connection.events(PROGRESS % 0, PROGRESS % 3)
+        connection.reset()
+
+    async with ScriptedEngine(dies, models=LLAMA_MODELS) as dying, ScriptedEngine(whole) as good:
+        async with running_gateway(one_pool(dying.endpoint("a"), good.endpoint("b"))) as running:
+            for salt in range(6):
+                assert await ask(client, running, {**STREAM, "cache_salt": str(salt)}) == (200, ONE + TWO + DONE)
+    assert dying.requests
+
+
+async def test_thousands_of_messages_and_escaped_nul_reach_the_engine_as_they_were(
+    client: aiohttp.ClientSession,
+) -> None:
+    async with ScriptedEngine(whole) as engine, running_gateway(one_pool(engine.endpoint())) as running:
+        messages = [{"role": "user", "content": f"\0 {number} \U0001f642"} for number in range(5000)]
+        assert (await ask(client, running, {**STREAM, "messages": messages}))[0] == 200
+    sent = json.loads(engine.requests[0].body)
+    assert (sent["messages"], sent["model"]) == (messages, "engine-model")
