@@ -14,6 +14,7 @@ import pytest
 
 from headrace.local.parts import PACKAGE_ROOT
 from headrace.local.ports import free_ports
+from headrace.local.run_dir import clear_dead_runs
 from tests.contract.test_embedded_run import gone_within, processes_of
 
 START_DEADLINE_S = 60
@@ -34,6 +35,7 @@ async def up(tmp_path: Path, *options: str) -> AsyncIterator[asyncio.subprocess.
         if process.returncode is None:
             process.kill()
         await process.communicate()
+        clear_dead_runs(tmp_path / f"headrace-{os.getuid()}")  # what a killed run leaves in shared memory
 
 
 async def until_it_serves(process: asyncio.subprocess.Process) -> str:
