@@ -1,7 +1,7 @@
 """One gateway process: what it is made of, in which order it comes up, and how it goes down.
 
-Up: serve the admin port, follow the shared state (never waiting long for it), then serve the clients. Down: say so in
-`/readyz`, stop accepting, let the streams finish, then close what they used.
+Up: serve the admin port, follow the shared state and probe the engines once (never waiting long for either), then serve
+the clients. Down: say so in `/readyz`, stop accepting, let the streams finish, then close what they used.
 """
 
 import asyncio
@@ -28,6 +28,8 @@ DRAIN_S = 300.0
 """How long streams may go on after the gateway was told to stop."""
 KEEP_ALIVE_S = 75.0
 """How long an idle client connection is kept."""
+_FIRST_PROBES_S = 3.0
+"""How long the first round of probes may hold up the start; longer than a probe's default timeout."""
 _BACKLOG = 1024
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class Gateway:
         await self._admin_runner.setup()
         await _listen(self._admin_runner, "admin", self._spec.gateway.admin)
         await self.state.start()
+        await self._live_fleet.probed_once(_FIRST_PROBES_S)
         self._sweep = asyncio.create_task(self._live.sweep(), name="deadline sweep")
         server = ClientServer(self._front.handle, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
         self._client_runner = web.ServerRunner(server, shutdown_timeout=DRAIN_S)

@@ -39,7 +39,7 @@ _PROBE_JITTER = 0.1
 class Member:
     """An endpoint of the fleet with its engine and what the engine says of its models."""
 
-    __slots__ = ("endpoint", "engine", "models", "pool", "probing", "wake")
+    __slots__ = ("endpoint", "engine", "models", "pool", "probed", "probing", "wake")
 
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
         self.endpoint = endpoint
@@ -47,6 +47,7 @@ class Member:
         self.engine: Engine = _ENGINES[pool.spec.protocol](endpoint, pool)
         self.models: tuple[msgspec.Raw, ...] = ()
         self.wake = asyncio.Event()
+        self.probed = asyncio.Event()
         self.probing: asyncio.Task[None] | None = None
 
 
@@ -105,6 +106,14 @@ class LiveFleet:
         if member is not None and member.endpoint.state is endpoint.state:
             member.wake.set()
 
+    async def probed_once(self, timeout: float) -> None:
+        """Wait until every endpoint has been probed, for `timeout` seconds at most: the first requests of a gateway
+        that knows only half its fleet would land where their conversations do not belong."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                for member in tuple(self._members.values()):
+                    await member.probed.wait()
+
     async def close(self) -> None:
         """Stop probing and close every engine."""
         for member in self._members.values():
@@ -124,6 +133,7 @@ class LiveFleet:
             probe = member.pool.spec.probe
             member.wake.clear()
             await self._probe(member, seconds(probe.timeout), probe.failures)
+            member.probed.set()
             interval = seconds(probe.interval) * random.uniform(1 - _PROBE_JITTER, 1 + _PROBE_JITTER)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval):

@@ -79,9 +79,14 @@ class TritonModels:
             )
         async with asyncio.timeout(START_TIMEOUT_S):
             while not await self._ready():
-                if self._process.returncode is not None:
-                    raise RuntimeError(f"Triton ended while starting:\n{self._log.read_text()[-4000:]}")
+                self.require_alive()
                 await asyncio.sleep(0.1)
+
+    def require_alive(self) -> None:
+        """Raise, with the end of its log, if the server has ended by itself."""
+        if self._process is not None and self._process.returncode is not None:
+            log = self._log.read_text(errors="replace")[-4000:]
+            raise RuntimeError(f"Triton ended with {self._process.returncode}:\n{log}")
 
     async def kill(self) -> None:
         """`kill -9` of the server and its models' processes."""
@@ -115,5 +120,6 @@ async def triton_models(*models: str) -> AsyncIterator[TritonModels]:
         try:
             await server.start()
             yield server
+            server.require_alive()
         finally:
             await server.kill()
