@@ -10,7 +10,7 @@ import aiohttp
 import openai
 import pytest
 
-from tests.contract.fleet import Fleet, metric, prompt_of
+from tests.fleet import Fleet, metric, prompt_of
 
 ROUTES = ["smollm2-triton", "smollm2-llama"]
 FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]

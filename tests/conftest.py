@@ -1,10 +1,9 @@
-"""Fixtures of the contract tier: the real engines, and the gateway in front of them."""
+"""The real engines, and the gateway in front of them, for every tier that asks for them."""
 
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.contract.fleet import Fleet, fleet_spec
 from tests.engines import (  # noqa: F401 - fixtures
     Llama,
     Triton,
@@ -16,6 +15,7 @@ from tests.engines import (  # noqa: F401 - fixtures
     valkey,
     workshop,
 )
+from tests.fleet import Fleet, fleet_spec
 from tests.harness import running_gateway
 
 
