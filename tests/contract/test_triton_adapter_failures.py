@@ -248,6 +248,7 @@ async def test_a_model_whose_process_died_is_not_ready_until_it_generates_again(
     assert opening.status == 200
     dying.abort(UpstreamError(Failure.TIMEOUT, "no more came", 504))
     dying.close()
+    await asyncio.sleep(1.5)  # the model's process ends half a second after its first message
     with pytest.raises(UpstreamError) as caught:
         await engine.call("after").open()
     assert caught.value.status == 502

@@ -1,9 +1,10 @@
 """One request to one Triton server: a stream of its own that carries one request.
 
-`ModelStreamInfer` is called as what it is here, one message one way and many the other: request and half-close go out
-in one batch, the server ends the stream when the request is done, and cancelling the stream cancels this request
-only, also before its first token. The end is the transport's: a message flagged `triton_final_response`, or the end
-of the stream. An end without flag and text is an engine that lost the request, not an empty answer.
+`ModelStreamInfer` (for a model that answers once, `ModelInfer`) is called as what it is here, one message one way and
+many the other: request and half-close go out in one batch, the server ends the stream when the request is done, and
+cancelling the stream cancels this request only, also before its first token. The end is the transport's: a message
+flagged `triton_final_response`, or the end of the stream. An end without flag and text is an engine that lost the
+request, not an empty answer.
 
 `open` reads up to the first text, so that everything that fails before it still has a proper status and may be tried
 elsewhere; of an answer that is not streamed it reads all. Once the end has been written, the stream is read to its own

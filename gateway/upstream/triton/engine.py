@@ -9,12 +9,18 @@ failure the probe believes nothing but a generated token.
 idle connection with GOAWAY. Calls fail at once while the server is down, and reconnecting is tried at least once a
 second, so that an endpoint is back soon after its server is. gRPC's own retries are off: whether a request may run
 twice is decided by dispatch.
+
+**RPC.** A model that may answer with many messages is called with `ModelStreamInfer`, any other with `ModelInfer`,
+whose errors have a status without `triton_grpc_error`: with that, Triton 2.51 was seen to crash on errors of such
+models.
 """
 
 import asyncio
 import itertools
 import os
 import re
+from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 import grpc
@@ -61,11 +67,12 @@ class TritonEngine:
             ],
         )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._infer = self._channel.unary_stream(
-            "/inference.GRPCInferenceService/ModelStreamInfer",
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        serialize = service_pb2.ModelInferRequest.SerializeToString
+        service = "/inference.GRPCInferenceService/"
+        self._infer_stream = self._channel.unary_stream(
+            service + "ModelStreamInfer", serialize, service_pb2.ModelStreamInferResponse.FromString
         )
+        self._infer_once = self._channel.unary_stream(service + "ModelInfer", serialize, _only_response)
         # Request ids come from clients and may repeat; the engine's must not.
         self._instance = os.urandom(4).hex()
         self._attempts = itertools.count()
@@ -76,7 +83,7 @@ class TritonEngine:
 
     def call(self, request: EngineRequest) -> TritonCall:
         attempt_id = f"{request.request_id}.{self._instance}.{next(self._attempts)}"
-        return TritonCall(request, self._contract, attempt_id, self._infer, self._on_failure)
+        return TritonCall(request, self._contract, attempt_id, self._send(self._contract), self._on_failure)
 
     async def probe(self) -> ProbeReport:
         if self._endpoint.spec.grpc is None:
@@ -108,6 +115,11 @@ class TritonEngine:
 
     async def close(self) -> None:
         await self._channel.close()
+
+    def _send(self, contract: Contract | None) -> Callable[..., Any]:
+        once = contract is not None and not contract.decoupled
+        send: Callable[..., Any] = self._infer_once if once else self._infer_stream
+        return send
 
     def _on_failure(self, error: UpstreamError, process_dead: bool) -> None:
         if error.endpoint_fault:
@@ -158,7 +170,7 @@ class TritonEngine:
             stream=False,
             usage=False,
         )
-        rpc = self._infer(message, metadata=(("triton_grpc_error", "true"),))
+        rpc = self._send(contract)(message, metadata=(("triton_grpc_error", "true"),))
         try:
             while (response := await rpc.read()) is not grpc.aio.EOF:
                 if is_stub_death(response.error_message):
@@ -172,6 +184,14 @@ class TritonEngine:
             rpc.cancel()
         self._process_dead = False
         return True
+
+
+def _only_response(message: bytes) -> Any:
+    """ModelInfer's response, as the last message of a stream."""
+    response = service_pb2.ModelStreamInferResponse()
+    response.infer_response.MergeFromString(message)
+    response.infer_response.parameters["triton_final_response"].bool_param = True
+    return response
 
 
 async def _scrape_block_tokens(url: str) -> int | None:
