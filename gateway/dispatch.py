@@ -1,16 +1,18 @@
-"""Running a plan: try its endpoints until one commits to an answer, then relay the answer.
+"""Running a plan: try its endpoints until one commits to an answer (`open_answer`), then relay the answer.
 
 Until an engine has committed, the client has been told nothing and another endpoint may be tried; after that, whatever
-happens is reported to the client and never retried. Only failures that left the engine without work are retried at all:
-a connection that was refused, one that ended before any answer, an engine that said it is busy.
+happens is reported to the client and never retried. The two are separate calls so that the request, whose body may be
+large, is needed no longer than it may have to be sent again. Only failures that left the engine without work are
+retried at all: a connection that was refused, one that ended before any answer, an engine that said it is busy.
 """
 
 import logging
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Protocol
 
 from gateway.exchange import Exchange
-from gateway.http.client_response import ClientResponse
+from gateway.http.client_response import ClientResponse, Headers
 from gateway.http.errors import as_api_error, error_event
 from gateway.upstream.base import AnswerHead, Engine, EngineRequest, UpstreamError
 from router.fleet import Endpoint
@@ -44,26 +46,36 @@ class ClientRequest:
     headers: tuple[tuple[str, str], ...]
 
 
-async def dispatch(exchange: Exchange, plan: Plan, request: ClientRequest, engines: Engines) -> None:
-    """Answer `exchange.response` by the first endpoint of `plan` that will.
+@dataclass(slots=True, frozen=True)
+class OpenAnswer:
+    """An answer an engine has committed to. Its call is the exchange's."""
 
-    Raises the last UpstreamError, or ApiError for a request that the chosen engine's contract cannot express; nothing
-    has been written to the client then.
+    attempt: Attempt
+    head: AnswerHead
+
+
+async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, engines: Engines) -> OpenAnswer:
+    """Send the request to the first endpoint of `plan` that will answer it.
+
+    Raises the last UpstreamError, or ApiError for a request that the chosen engine's contract cannot express.
     """
-    attempts = plan.attempts[:MAX_ATTEMPTS]
-    for attempt in attempts:
-        last = attempt is attempts[-1]
+    *others, last = plan.attempts[:MAX_ATTEMPTS]
+    for attempt in others:
         try:
             head = await _open(exchange, attempt, request, engines)
         except UpstreamError as error:
             engines.failed(attempt.endpoint, error)
-            if last or not error.retryable:
+            if not error.retryable:
                 raise
-            logger.info("request %s: %s at %s, trying another", request.request_id, error, attempt.endpoint.id)
-            continue
-        if head.status != 503 or last:
-            await _relay(exchange, attempt, head, engines)
-            return
+            logger.info("request %s: %s Trying another endpoint.", request.request_id, error)
+        else:
+            if head.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                return OpenAnswer(attempt, head)
+    try:
+        return OpenAnswer(last, await _open(exchange, last, request, engines))
+    except UpstreamError as error:
+        engines.failed(last.endpoint, error)
+        raise
 
 
 async def _open(exchange: Exchange, attempt: Attempt, request: ClientRequest, engines: Engines) -> AnswerHead:
@@ -86,23 +98,26 @@ async def _open(exchange: Exchange, attempt: Attempt, request: ClientRequest, en
     return await call.open()
 
 
-async def _relay(exchange: Exchange, attempt: Attempt, head: AnswerHead, engines: Engines) -> None:
-    response, call = exchange.response, exchange.call
+async def relay(exchange: Exchange, answer: OpenAnswer, engines: Engines) -> None:
+    """Pass the answer on to the client, up to its end or to the report that it broke off."""
+    response, call, head = exchange.response, exchange.call, answer.head
     assert call is not None
-    response.start(head.status, answer_headers(attempt, head), head.content_length)
+    response.start(head.status, _headers(answer), head.content_length)
     response.follow(call)
     try:
         await call.relay(response)
     except UpstreamError as error:
-        engines.failed(attempt.endpoint, error)
+        engines.failed(answer.attempt.endpoint, error)
         _report(response, head, error)
     else:
         response.finish()
 
 
-def answer_headers(attempt: Attempt, head: AnswerHead) -> tuple[tuple[str, str], ...]:
-    """The headers of an engine's answer."""
-    headers = (("Content-Type", head.content_type), ("x-headrace-endpoint", attempt.endpoint.id), *head.headers)
+def _headers(answer: OpenAnswer) -> Headers:
+    head = answer.head
+    headers = (
+        ("Content-Type", head.content_type), ("x-headrace-endpoint", answer.attempt.endpoint.id), *head.headers,
+    )  # fmt: skip
     if head.events:
         return (*headers, ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
     return headers

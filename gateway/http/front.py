@@ -1,12 +1,13 @@
 """The OpenAI API: from an HTTP request to a dispatched plan.
 
 Each request goes one way through the corridor: read the body, view the prompt, plan, dispatch. Whatever is wrong on the
-way is raised as `ApiError` or `UpstreamError` and answered here, in OpenAI's error shape, as long as nothing has been
-written; afterwards dispatch itself has told the client within the stream. There is no other way out but the client's
-leaving, which cancels the handler and, through the exchange, the engine.
+way is raised as `ApiError` or `UpstreamError` and answered here, in OpenAI's error shape; once an answer has begun, the
+relay itself tells the client within the stream. There is no other way out but the client's leaving, which cancels the
+handler and, through the exchange, the engine.
 """
 
 import asyncio
+import logging
 import re
 import time
 import uuid
@@ -17,7 +18,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
-from gateway.dispatch import ClientRequest, dispatch
+from gateway.dispatch import ClientRequest, OpenAnswer, open_answer, relay
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.http.client_response import NOBODY, ClientResponse, write_continue
@@ -28,6 +29,8 @@ from router.errors import ApiError, invalid
 from router.fleet import Route
 from router.plan import plan
 from router.prompt import Api, read_fields, read_prompt
+
+logger = logging.getLogger(__name__)
 
 BODY_IDLE_S = 60.0
 """How long a client may pause in the middle of sending its request body."""
@@ -80,18 +83,23 @@ class Front:
     async def _generate(self, api: Api, request: web.BaseRequest, request_id: str, response: ClientResponse) -> None:
         with Exchange(self._live, response) as exchange:
             try:
-                await self._answer(api, request, request_id, exchange)
+                answer = await self._open(api, request, request_id, exchange)
+                await relay(exchange, answer, self._fleet)
             except ApiError as error:
                 _refuse(response, error, *_placed(exchange))
             except UpstreamError as error:
                 _refuse(response, as_api_error(error), *_placed(exchange))
+            except Exception:
+                if not response.started:
+                    raise
+                logger.exception("request %s: failed in the middle of its answer", request_id)
+                response.abort()
             finally:
                 self._observe(api, exchange)
 
-    async def _answer(self, api: Api, request: web.BaseRequest, request_id: str, exchange: Exchange) -> None:
-        body = await self._read_body(request, exchange.response)
-        fields = read_fields(body)
-        del body
+    async def _open(self, api: Api, request: web.BaseRequest, request_id: str, exchange: Exchange) -> OpenAnswer:
+        """Read, view, plan, and get an engine to answer. The body is let go of on return."""
+        fields = read_fields(await self._read_body(request, exchange.response))
         prompt = read_prompt(api, fields, request.headers.get("x-session-id"))
         decided = plan(prompt, self._fleet.view)
         exchange.route = decided.route.name
@@ -101,7 +109,8 @@ class Front:
             value = request.headers.get(name)
             if value is not None and value.isascii() and value.isprintable():
                 passed.append((name, value))
-        await dispatch(exchange, decided, ClientRequest(prompt, fields, request_id, tuple(passed)), self._fleet)
+        asked = ClientRequest(prompt, fields, request_id, tuple(passed))
+        return await open_answer(exchange, decided, asked, self._fleet)
 
     async def _read_body(self, request: web.BaseRequest, response: ClientResponse) -> bytes:
         """The whole request body. Raises ApiError: 413 over the limit, 408 for a client that stops sending, 400 for
@@ -172,9 +181,7 @@ class Front:
 
 
 def _refuse(response: ClientResponse, error: ApiError, *headers: tuple[str, str]) -> None:
-    """Answer with an error, unless the answer has begun."""
-    if response.started:
-        return
+    """Answer with an error."""
     named = {name for name, _ in (*headers, *response.headers)}
     missing = tuple((name, NOBODY) for name in ("x-headrace-endpoint", "x-headrace-route") if name not in named)
     retry = (("Retry-After", str(error.retry_after)),) if error.retry_after is not None else ()
