@@ -9,7 +9,7 @@ LOCK := uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-f
 ARGS ?=
 
 # Long enough to fill KV blocks of 32 tokens, so that the second answer shows what a warm cache is worth.
-QUESTION ?= Berlin is the capital of Germany. Rome is the capital of Italy. Madrid is the capital of Spain. Lisbon is the \
+QUESTION ?= Paris is the capital of France. Berlin is the capital of Germany. Rome is the capital of Italy. Madrid is the capital of Spain. Lisbon is the \
 	capital of Portugal. Vienna is the capital of Austria. Athens is the capital of Greece. Oslo is the capital of \
 	Norway. Dublin is the capital of Ireland. Warsaw is the capital of Poland. What is the capital of France?
 
