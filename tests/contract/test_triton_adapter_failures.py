@@ -172,7 +172,8 @@ async def test_an_error_in_mid_stream_is_no_end(adapt: Adapt, model: str) -> Non
     call.close()
     assert caught.value.failure is Failure.ENGINE
     stream = b"".join(sink.writes)
-    assert Events.of(stream).text == "abc"
+    # Triton's error status may overtake a message that is still being written.
+    assert Events.of(stream).text in ("a", "ab", "abc")
     assert b"[DONE]" not in stream
     assert Events.of(stream).finish is None
 

@@ -17,6 +17,7 @@ import aiohttp
 
 from headrace.local.ports import LOOPBACK, free_ports
 from headrace.local.run_dir import RunDir
+from headrace.local.tether import tethered
 from headrace.local.wheels import Wheels, find_wheels, python_libraries
 
 MODELS = Path(__file__).parent.parent / "triton_models"
@@ -76,6 +77,7 @@ class TritonModels:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=tethered(),
             )
         async with asyncio.timeout(START_TIMEOUT_S):
             while not await self._ready():
