@@ -98,7 +98,22 @@ async def test_a_cancelled_task_cancels_at_the_model(server: TritonModels, adapt
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
+    call.close()
     assert await cancelled_within(server, "ensemble", before + 1, 2)
+
+
+async def test_clients_that_all_leave_at_once_do_not_bring_the_server_down(server: TritonModels, adapt: Adapt) -> None:
+    adapter = await adapt("ensemble")
+    for _ in range(5):
+        before = await server.cancelled("ensemble")
+        calls = [adapter.call({"text": "late", "first_delay": 30}) for _ in range(12)]
+        openings = [asyncio.create_task(call.open()) for call in calls]
+        await asyncio.sleep(0.2)
+        for opening, call in zip(openings, calls, strict=True):
+            opening.cancel()
+            call.close()
+        await asyncio.gather(*openings, return_exceptions=True)
+        assert await cancelled_within(server, "ensemble", before + 12, 2)
 
 
 async def test_an_abort_raises_its_error_even_while_paused(server: TritonModels, adapt: Adapt) -> None:

@@ -17,6 +17,7 @@ from gateway.upstream.base import EngineRequest, Failure, UpstreamError
 from gateway.upstream.triton import call as call_module
 from gateway.upstream.triton.answer import STOP_GRACE
 from gateway.upstream.triton.call import TritonCall
+from gateway.upstream.triton.cancels import GAP_S, Canceller
 from gateway.upstream.triton.contract import Contract, Tensor
 from gateway.upstream.triton.failures import from_message, from_status
 from router.fleet import Endpoint, EndpointState, Pool, Timeouts
@@ -50,8 +51,12 @@ class FakeRpc:
     async def read(self) -> Any:
         return self.messages.pop(0) if self.messages else grpc.aio.EOF
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         self.cancelled = True
+        return True
+
+    def done(self) -> bool:
+        return self.cancelled
 
 
 class Sink:
@@ -76,7 +81,7 @@ def made(rpc: FakeRpc, *, stream: bool = True, **body: Any) -> TritonCall:
         assert dict(metadata) == {"traceparent": "00-1", "triton_grpc_error": "true"}
         return rpc
 
-    return TritonCall(request, CONTRACT, "r.1", send, lambda error, dead: None)
+    return TritonCall(request, CONTRACT, "r.1", send, Canceller(), lambda error, dead: None)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -187,3 +192,29 @@ def test_an_in_stream_message_is_judged_by_its_words() -> None:
     assert from_message("Request cancelled by client", endpoint="e", received=False).failure is Failure.BUSY
     assert from_message("Request cancelled by client", endpoint="e", received=True).failure is Failure.DIED
     assert from_message("boom", endpoint="e", received=True).failure is Failure.ENGINE
+
+
+async def test_an_old_servers_cancels_wait_for_one_another_and_a_new_ones_do_not() -> None:
+    canceller = Canceller()
+    canceller.learn_version("2.51.0")
+    rpcs = [FakeRpc([]) for _ in range(3)]
+    for rpc in rpcs:
+        canceller.cancel(rpc)
+    assert [rpc.cancelled for rpc in rpcs] == [True, False, False]
+    await asyncio.sleep(4 * GAP_S)
+    assert [rpc.cancelled for rpc in rpcs] == [True, True, True]
+    canceller.learn_version("2.53.0")
+    rpcs = [FakeRpc([]) for _ in range(3)]
+    for rpc in rpcs:
+        canceller.cancel(rpc)
+    assert [rpc.cancelled for rpc in rpcs] == [True, True, True]
+
+
+async def test_a_finished_rpc_takes_no_turn() -> None:
+    canceller = Canceller()
+    finished, live = FakeRpc([]), FakeRpc([])
+    finished.cancelled = True
+    for _ in range(100):
+        canceller.cancel(finished)
+    canceller.cancel(live)
+    assert live.cancelled

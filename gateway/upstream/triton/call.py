@@ -22,6 +22,7 @@ import grpc
 
 from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, UpstreamError
 from gateway.upstream.triton.answer import EarlyEndError
+from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.failures import from_message, from_status, is_stub_death
 from gateway.upstream.triton.prepare import Prepared, prepare
@@ -47,6 +48,7 @@ class TritonCall:
         contract: Contract | None,
         attempt_id: str,
         send: Callable[..., Any],
+        canceller: Canceller,
         on_failure: Callable[[UpstreamError, bool], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -56,6 +58,7 @@ class TritonCall:
         self._contract = contract
         self._attempt_id = attempt_id
         self._send = send
+        self._canceller = canceller
         self._on_failure = on_failure
         self._rpc: Any = None
         self._prepared: Prepared
@@ -94,7 +97,7 @@ class TritonCall:
             self._error = error
         self._may_read.set()
         if self._rpc is not None:
-            self._rpc.cancel()
+            self._canceller.cancel(self._rpc)
 
     def close(self) -> None:
         self.abort(UpstreamError(Failure.DIED, "The request was closed.", 499, "request_closed"))
@@ -182,7 +185,7 @@ class TritonCall:
         if self._error is not None:
             raise self._error
         try:
-            message = await self._rpc.read()
+            message = await (self._shielded_read() if self._canceller.paced else self._rpc.read())
         except grpc.aio.AioRpcError as error:
             judged = from_status(
                 error.code(), error.details(), endpoint=self._request.endpoint.id, received=self.answering
@@ -196,6 +199,12 @@ class TritonCall:
             raise (self._error or self._failure(Failure.DIED, "has left the fleet", "upstream_died")) from None
         self.last_read = self._loop.time()
         return None if message is grpc.aio.EOF else message
+
+    async def _shielded_read(self) -> Any:
+        """A read that outlives this task: gRPC cancels the RPC of a read that is cancelled, before it is its turn."""
+        reading = asyncio.ensure_future(self._rpc.read())
+        reading.add_done_callback(_seen)
+        return await asyncio.shield(reading)
 
     async def _read_to_end(self) -> None:
         """Let the server close the stream; whatever happens now, the answer was complete."""
@@ -215,3 +224,9 @@ class TritonCall:
 
     def _failure(self, failure: Failure, what: str, code: str, status: int = 502) -> UpstreamError:
         return self._judged(UpstreamError(failure, f"Engine {self._request.endpoint.id} {what}.", status, code), None)
+
+
+def _seen(reading: "asyncio.Future[Any]") -> None:
+    """Take note of an exception that nobody may be left to raise to."""
+    if not reading.cancelled():
+        reading.exception()

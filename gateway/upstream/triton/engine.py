@@ -30,6 +30,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from gateway.chat_template import compile_template
 from gateway.upstream.base import EngineRequest, Failure, ProbeReport, UpstreamError
 from gateway.upstream.triton.call import TritonCall
+from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.contract import Contract, ContractError, detect
 from gateway.upstream.triton.failures import from_status, is_stub_death
 from gateway.upstream.triton.parameters import Parameters
@@ -80,10 +81,13 @@ class TritonEngine:
         self._contract_current = False
         self._kv_block_tokens: int | None = None
         self._process_dead = False
+        self._canceller = Canceller()
 
     def call(self, request: EngineRequest) -> TritonCall:
         attempt_id = f"{request.request_id}.{self._instance}.{next(self._attempts)}"
-        return TritonCall(request, self._contract, attempt_id, self._send(self._contract), self._on_failure)
+        return TritonCall(
+            request, self._contract, attempt_id, self._send(self._contract), self._canceller, self._on_failure
+        )
 
     async def probe(self) -> ProbeReport:
         if self._endpoint.spec.grpc is None:
@@ -152,6 +156,8 @@ class TritonEngine:
 
     async def _learn(self, model: str) -> Contract:
         """Read the model's contract and the size of a KV block."""
+        server = await self._stub.ServerMetadata(service_pb2.ServerMetadataRequest())
+        self._canceller.learn_version(server.version)
         metadata = await self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=model))
         config = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model))
         contract = detect(metadata, config.config)
