@@ -36,9 +36,6 @@ def run_job(complete: Complete, job: Job, prefilled: Callable[[], None]) -> tupl
     except EngineError as error:
         job.client.fail(str(error), invalid=error.invalid)
         return "failed", 0
-    except Exception as error:  # the slot's thread must outlive any single request
-        job.client.fail(f"llama.cpp failed: {error}")
-        return "failed", 0
     if generation.cancelled:
         job.client.cancelled()
         return "cancelled", generation.usage().reused_blocks

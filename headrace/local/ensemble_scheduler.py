@@ -10,6 +10,8 @@ unseen. Therefore:
 All state is guarded by one lock and is also what the metrics show: they cannot disagree with what happens.
 """
 
+import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -19,6 +21,8 @@ from typing import Protocol
 
 from headrace.local.ensemble_request import EnsembleRequest
 from headrace.local.ensemble_signature import TOKENS_PER_BLOCK
+
+log = logging.getLogger(__name__)
 
 MAX_WAITING = 256
 """Requests that may wait; the next one is refused, as an engine with a bounded queue does."""
@@ -100,7 +104,8 @@ class Scheduler:
 
     def __init__(self, run: Callable[[Job, Callable[[], None]], tuple[str, int]], slots: int) -> None:
         """`run(job, prefilled)` does one job, calls `prefilled` at its first token, and returns its outcome
-        (`finished`, `cancelled`, `failed`) and the number of blocks it found in the cache."""
+        (`finished`, `cancelled`, `failed`) and the number of blocks it found in the cache. When it raises instead,
+        the job has failed, and its client is told."""
         self._run = run
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
@@ -180,6 +185,10 @@ class Scheduler:
             outcome, reused_blocks = "failed", 0
             try:
                 outcome, reused_blocks = self._run(job, lambda job=job: self._prefilled(job))  # type: ignore[misc]
+            except Exception as error:  # a slot must outlive any request
+                log.exception("a request failed unexpectedly")
+                with contextlib.suppress(Exception):  # its client may be what failed
+                    job.client.fail(f"the engine failed: {error}")
             finally:
                 with self._changed:
                     self._outcomes[outcome] += 1

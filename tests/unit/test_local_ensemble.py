@@ -138,7 +138,7 @@ def test_one_prefill_at_a_time_and_the_next_starts_at_the_first_token() -> None:
     first_token.release(2)
     end.set()
     assert entered.acquire(timeout=DEADLINE_S)
-    scheduler.drained(DEADLINE_S)
+    assert scheduler.drained(DEADLINE_S)
     load = scheduler.load()
     assert (load.waiting, load.scheduled, load.context, load.reused_blocks) == (0, 0, 0, 3)
     assert load.outcomes == {"finished": 3, "cancelled": 0, "failed": 0}
@@ -166,17 +166,23 @@ def test_a_waiting_request_whose_client_has_gone_ends_as_cancelled() -> None:
     end.set()
 
 
-def test_a_crash_of_one_request_counts_as_failed_and_frees_its_slot() -> None:
-    outcomes = iter(["crash", "finished"])
+class BrokenClient(RecordingClient):
+    """A client that cannot even be told of a failure."""
 
+    def fail(self, message: str, *, invalid: bool = False) -> None:
+        raise ConnectionError("gone")
+
+
+@pytest.mark.parametrize("client", [RecordingClient(), BrokenClient()])
+def test_a_crash_of_one_request_counts_as_failed_and_frees_its_slot(client: RecordingClient) -> None:
     def run(current: Job, _: Any) -> tuple[str, int]:
-        if next(outcomes) == "crash":
-            current.client.fail("no")
-            return "failed", 0
+        if current.client is client:
+            raise RuntimeError("no")
         return "finished", 0
 
     scheduler = Scheduler(run, slots=1)
+    scheduler.submit(Job(parse_request(REQUIRED, one_token), client))
     scheduler.submit(job()[0])
-    scheduler.submit(job()[0])
-    scheduler.drained(DEADLINE_S)
+    assert scheduler.drained(DEADLINE_S)
+    assert client.how == ("" if isinstance(client, BrokenClient) else "failed: the engine failed: no")
     assert scheduler.load().outcomes == {"finished": 1, "cancelled": 0, "failed": 1}
