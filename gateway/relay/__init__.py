@@ -1,1 +1,1 @@
-"""Moving an answer from the engine to the client: framing, whole events, the client's side of the connection."""
+"""Moving an answer from the engine to the client: framing and whole events."""

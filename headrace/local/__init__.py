@@ -9,7 +9,7 @@ How the parts hang together:
 - `wheels` finds what the optional packages brought, `preflight` says in one sentence what is missing;
 - `llm` holds the engine settings both kinds of engine share, `llama_server` is the process of the OpenAI one;
 - `ensemble_*` is the model inside Triton: its tensors, its request semantics, its scheduler, its metrics;
-- `valkey`, `triton`, `llama` and `gateway_part` describe one child process each as a `part.Part`;
+- `parts` describes each child process (Valkey, Triton, llama.cpp's server, the gateway) as a `part.Part`;
 - `supervisor` starts, watches, restarts and ends parts; `tether` makes sure they die with it;
 - `run_dir` owns what a run leaves on disk, `fleet_file` writes the gateway's configuration, `ask` is the first client.
 """

@@ -93,18 +93,18 @@ class Supervisor:
         await asyncio.shield(self._failed)
 
     def pid(self, name: str) -> int:
-        """The process now behind a part."""
+        """The process now behind a part. For tests."""
         return self._processes[name].pid
 
     async def crash(self, name: str) -> None:
-        """Kill the process behind a part, as a fault would; the restart follows by itself."""
+        """Kill the process behind a part, as a fault would; the restart follows by itself. For tests."""
         self._ready[name].clear()
         process = self._processes[name]
         process.kill()
         await process.wait()
 
     async def until_ready(self, name: str) -> None:
-        """Wait until a part is ready (again)."""
+        """Wait until a part is ready (again). For tests."""
         await self._ready[name].wait()
 
     async def stop(self) -> None:
