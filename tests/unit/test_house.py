@@ -22,3 +22,8 @@ def test_no_lock_file_names_a_package_index() -> None:
     for lock in locks:
         assert "://" not in lock.read_text()
         assert "--hash=sha256:" in lock.read_text()
+
+
+def test_the_example_shows_the_chat_template_the_embedded_fleet_uses() -> None:
+    example = ROOT / "examples" / "templates" / "chatml.jinja"
+    assert example.read_text() == (ROOT / "headrace" / "local" / "templates" / "chatml.jinja").read_text()
