@@ -31,7 +31,6 @@ VARIABLES = (_REDIS_URL, *_ADDRESSES, _ADMIN_TOKEN, _LOG_LEVEL, _LOG_FORMAT)
 
 _OF_COMMANDS = ("HEADRACE_ADMIN", "HEADRACE_CONFIG")
 """Options of commands, not of the fleet: the admin API's address and the file's path. The command line reads them."""
-_TEST_PREFIX = "HEADRACE_TEST_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,5 @@ def read_settings(environ: Mapping[str, str]) -> tuple[Settings, list[Problem], 
         Problem(name, f"has no effect{did_you_mean(name, VARIABLES, prefix='HEADRACE_')}")
         for name in sorted(environ)
         if name.startswith("HEADRACE_") and name not in (*VARIABLES, *_OF_COMMANDS)
-        if not name.startswith(_TEST_PREFIX)
     ]
     return settings, problems, warnings

@@ -134,9 +134,7 @@ def test_the_environment_overrides_addresses_and_redis(file: Path) -> None:
 
 
 def test_an_empty_environment_changes_nothing(file: Path) -> None:
-    loaded = load_fleet(
-        file, {"PATH": "/bin", "HEADRACE_ADMIN": "h:1", "HEADRACE_CONFIG": "f", "HEADRACE_TEST_SLOW": "1"}
-    )
+    loaded = load_fleet(file, {"PATH": "/bin", "HEADRACE_ADMIN": "h:1", "HEADRACE_CONFIG": "f"})
     assert loaded.spec.redis is None
     assert loaded.spec.gateway.http == ":8000"
     assert loaded.settings.admin_token is None
