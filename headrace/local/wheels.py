@@ -84,8 +84,8 @@ def _package(module: str, distribution: str, what: str) -> Path:
 def _file(path: Path, distribution: str, platform_name: str) -> Path:
     if not path.is_file():
         raise LocalFleetError(
-            f"the installed {distribution} has nothing for {platform_name}: use CPython 3.11 or 3.12 on Linux x86-64, or run "
-            "your own engines with `headrace gateway`",
+            f"the installed {distribution} has nothing for {platform_name}: use CPython 3.11 or 3.12 on "
+            "Linux x86-64, or run your own engines with `headrace gateway`",
             exit_code=2,
         )
     return path
