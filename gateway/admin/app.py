@@ -1,7 +1,7 @@
 """The admin API as an aiohttp application, on a port of its own.
 
 `/healthz`, `/readyz` and `/metrics` are for machines and need no token. Everything under `/admin` changes or shows the
-fleet and needs one, if one is set, in the header `x-headrace-admin-token`.
+fleet and needs one, if one is set, in the header `TOKEN_HEADER`.
 
 Names of endpoints and routes may hold slashes (`org/model`). They may be escaped or not: the routes below take all of
 the path up to a verb at its end.
@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
+from gateway.admin import ENDPOINTS, ROUTES, TOKEN_HEADER
 from gateway.admin.changes import (
     NewEndpoint,
     NewRoute,
@@ -31,10 +32,7 @@ from router.errors import ApiError, invalid, unavailable
 from router.spec.units import Name
 from router.state.errors import StateUnavailable, WriteConflict
 
-TOKEN_HEADER = "x-headrace-admin-token"
 BODY_LIMIT = 1024 * 1024
-ENDPOINTS = "/admin/v1/endpoints"
-ROUTES = "/admin/v1/routes"
 
 _Spec = TypeVar("_Spec")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

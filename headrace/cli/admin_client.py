@@ -7,10 +7,13 @@ obey the rules the gateway sets. Whatever goes wrong becomes one sentence (`Admi
 import json
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
 import typer
+from typer.core import TyperGroup
+
+from gateway.admin import TOKEN_HEADER
 
 TIMEOUT_S = 10.0
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
@@ -27,6 +30,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 class AdminError(Exception):
     """A call that was not answered as hoped, as one sentence for people."""
+
+
+class AdminGroup(TyperGroup):
+    """A group of commands that end with the sentence of an `AdminError` on standard error."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AdminError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from None
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,7 +67,7 @@ class AdminClient:
         connection, prefix = self._connection()
         headers = {"accept": "application/json", "content-type": "application/json"}
         if self.token:
-            headers["x-headrace-admin-token"] = self.token
+            headers[TOKEN_HEADER] = self.token
         try:
             connection.request(method, prefix + path, json.dumps(body) if body is not None else None, headers)
             response = connection.getresponse()
@@ -101,9 +115,3 @@ class AdminClient:
 def escaped(name: str) -> str:
     """An endpoint's or route's name as one segment of a path."""
     return quote(name, safe="")
-
-
-def fail(error: AdminError) -> NoReturn:
-    """Ends the command with the error's sentence on standard error."""
-    typer.echo(str(error), err=True)
-    raise typer.Exit(1)

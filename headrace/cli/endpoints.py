@@ -6,21 +6,20 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from gateway.admin import ENDPOINTS
 from headrace.cli.admin_client import (
     DEFAULT_ADMIN,
     AdminClient,
-    AdminError,
+    AdminGroup,
     AdminOption,
     JsonOption,
     TokenOption,
     escaped,
-    fail,
 )
 from headrace.cli.table import print_table
 
-endpoints_app = typer.Typer(no_args_is_help=True, help="The serving replicas of the fleet.")
+endpoints_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="The serving replicas of the fleet.")
 
-PATH = "/admin/v1/endpoints"
 HEADINGS = ("ID", "POOL", "PROTOCOL", "PHASE", "IN FLIGHT", "CAPACITY", "ZONE", "FROM", "URL", "DETAIL")
 PHASE_STYLE = {"ready": "green", "unhealthy": "red", "draining": "yellow", "preempting": "yellow"}
 
@@ -32,10 +31,7 @@ def list_endpoints(
     admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None, as_json: JsonOption = False
 ) -> None:
     """Show every endpoint, its phase and its load."""
-    try:
-        answer = AdminClient(admin, admin_token).get(PATH)
-    except AdminError as error:
-        fail(error)
+    answer = AdminClient(admin, admin_token).get(ENDPOINTS)
     if as_json:
         typer.echo(json.dumps(answer["endpoints"], indent=2))
         return
@@ -60,40 +56,28 @@ def add(
     fields = {
         "id": id_, "pool": pool, "http": http, "grpc": grpc, "metrics": metrics, "zone": zone, "capacity": capacity,
     }  # fmt: skip
-    try:
-        AdminClient(admin, admin_token).post(PATH, {key: value for key, value in fields.items() if value is not None})
-    except AdminError as error:
-        fail(error)
+    AdminClient(admin, admin_token).post(ENDPOINTS, {key: value for key, value in fields.items() if value is not None})
     typer.echo(f"Endpoint {id_} is added to pool {pool}; it takes traffic once its probes say it is ready.")
 
 
 @endpoints_app.command("drain")
 def drain(id_: IdArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
     """Send an endpoint no new requests; those it has go on."""
-    try:
-        AdminClient(admin, admin_token).post(f"{PATH}/{escaped(id_)}/drain")
-    except AdminError as error:
-        fail(error)
+    AdminClient(admin, admin_token).post(f"{ENDPOINTS}/{escaped(id_)}/drain")
     typer.echo(f"Endpoint {id_} drains: it gets no new requests, those in flight go on.")
 
 
 @endpoints_app.command("undrain")
 def undrain(id_: IdArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
     """Let a drained endpoint take requests again."""
-    try:
-        AdminClient(admin, admin_token).post(f"{PATH}/{escaped(id_)}/undrain")
-    except AdminError as error:
-        fail(error)
+    AdminClient(admin, admin_token).post(f"{ENDPOINTS}/{escaped(id_)}/undrain")
     typer.echo(f"Endpoint {id_} takes requests again.")
 
 
 @endpoints_app.command("remove")
 def remove(id_: IdArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
     """Remove an endpoint that was added with `add`."""
-    try:
-        AdminClient(admin, admin_token).delete(f"{PATH}/{escaped(id_)}")
-    except AdminError as error:
-        fail(error)
+    AdminClient(admin, admin_token).delete(f"{ENDPOINTS}/{escaped(id_)}")
     typer.echo(f"Endpoint {id_} is removed.")
 
 

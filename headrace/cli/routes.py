@@ -6,21 +6,21 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from gateway.admin import ROUTES
 from headrace.cli.admin_client import (
     DEFAULT_ADMIN,
     AdminClient,
     AdminError,
+    AdminGroup,
     AdminOption,
     JsonOption,
     TokenOption,
     escaped,
-    fail,
 )
 from headrace.cli.table import print_table
 
-routes_app = typer.Typer(no_args_is_help=True, help="The public model names and the pools behind them.")
+routes_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="The public model names and the pools behind them.")
 
-PATH = "/admin/v1/routes"
 HEADINGS = ("NAME", "POOLS", "FALLBACK", "READY ENDPOINTS", "FROM")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The route: the model name that clients ask for.")]
@@ -31,10 +31,7 @@ def list_routes(
     admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None, as_json: JsonOption = False
 ) -> None:
     """Show every route and its pools."""
-    try:
-        answer = AdminClient(admin, admin_token).get(PATH)
-    except AdminError as error:
-        fail(error)
+    answer = AdminClient(admin, admin_token).get(ROUTES)
     if as_json:
         typer.echo(json.dumps(answer["routes"], indent=2))
         return
@@ -57,20 +54,14 @@ def set_route(
     admin_token: TokenOption = None,
 ) -> None:
     """Set what a route leads to, whole, in every gateway of the fleet."""
-    try:
-        AdminClient(admin, admin_token).put(f"{PATH}/{escaped(name)}", {**_split(pool), "fallback": fallback or []})
-    except AdminError as error:
-        fail(error)
+    AdminClient(admin, admin_token).put(f"{ROUTES}/{escaped(name)}", {**_split(pool), "fallback": fallback or []})
     typer.echo(f"Route {name} leads to {', '.join(pool)}.")
 
 
 @routes_app.command("remove")
 def remove(name: NameArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
     """Remove a route that was set with `set`."""
-    try:
-        answer = AdminClient(admin, admin_token).delete(f"{PATH}/{escaped(name)}")
-    except AdminError as error:
-        fail(error)
+    answer = AdminClient(admin, admin_token).delete(f"{ROUTES}/{escaped(name)}")
     still = answer["still_from"]
     typer.echo(f"Route {name} is as {still[-1]} says again." if still else f"Route {name} is removed.")
 
