@@ -16,14 +16,13 @@ from router.errors import ApiError, invalid
 from router.merge import SINGULAR, MergedFleet, merge
 from router.spec.documents import Document, EndpointFields, Family
 from router.spec.fleet import RouteSpec, WeightedPool
+from router.spec.references import address_fault
 
 WHERE_TO_CHANGE = {
     "file": "take it out of the fleet file and restart a gateway",
     "discovery": "delete its pod or workload, which discovery follows",
     "operator": "change the custom resource that describes it",
 }
-ADDRESS_OF = {"openai": "http", "triton": "grpc"}
-"""The address an endpoint of a protocol cannot do without."""
 
 
 class NewEndpoint(EndpointFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,9 +47,9 @@ def add_endpoint(endpoint: NewEndpoint, documents: list[Document], merged: Merge
     pool = merged.pools.get(endpoint.pool)
     if pool is None:
         raise _no_pool(endpoint.pool, merged, "pool")
-    address = ADDRESS_OF[pool.protocol]
-    if getattr(endpoint, address) is None:
-        raise invalid(f"Pool {endpoint.pool} speaks {pool.protocol}, so the endpoint needs `{address}`.", param=address)
+    if fault := address_fault(endpoint, pool.protocol):
+        # A fault names its field between backquotes.
+        raise invalid(f"Endpoint {endpoint.id} cannot be in pool {endpoint.pool}: {fault}.", param=fault.split("`")[1])
     spec = msgspec.to_builtins(endpoint)
     del spec["id"]
     return _document("endpoints", endpoint.id, spec, documents)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.fleet import Endpoint, FleetView, Phase, Pool, Route
 from router.merge import MergedFleet
 from router.spec.documents import Document, Family, Source
-from router.spec.fleet import CapacityType, Role
+from router.spec.fleet import ADDRESS_OF, CapacityType, Role
 from router.spec.fleet import Protocol as EngineProtocol
 from router.state.follower import FleetStatus
 
@@ -68,7 +68,7 @@ class EndpointRow(Struct, frozen=True):
     @classmethod
     def of(cls, endpoint: Endpoint, pool: Pool, sources: tuple[Source, ...]) -> "EndpointRow":
         spec, state = endpoint.spec, endpoint.state
-        url = spec.grpc if pool.spec.protocol == "triton" else spec.http
+        url: str | None = getattr(spec, ADDRESS_OF[pool.spec.protocol])
         return cls(
             endpoint.id, pool.name, pool.spec.protocol, endpoint.phase, state.detail, state.in_flight, sources,
             spec.role, spec.capacity, spec.zone, url,

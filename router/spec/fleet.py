@@ -16,6 +16,9 @@ Protocol = Literal["openai", "triton"]
 Role = Literal["prefill", "decode", "both"]
 CapacityType = Literal["on-demand", "spot"]
 
+ADDRESS_OF: dict[Protocol, Literal["http", "grpc"]] = {"openai": "http", "triton": "grpc"}
+"""The address an endpoint of a protocol cannot do without."""
+
 PositiveInt = Annotated[int, Meta(ge=1)]
 
 
