@@ -36,21 +36,20 @@ class Document(Spec, frozen=True, kw_only=True):
     id: str
     source: Source
     generation: int
-    """Grows with every write of this document by its source."""
+    """Orders the writes of one document by one source: a write that is not newer than what is stored is refused.
+    Sources that publish all their documents as a whole leave it at 1; what orders those is the publication's mark."""
     spec: msgspec.Raw
     schema: int = SCHEMA_VERSION
     content_hash: str | None = None
     """On `file` documents: the hash of the file they came from."""
 
 
-def file_documents(fleet: FleetSpec, *, generation: int, content_hash: str) -> list[Document]:
+def file_documents(fleet: FleetSpec, *, content_hash: str) -> list[Document]:
     """The documents of a fleet file, as the source `file` publishes them."""
 
     def document(family: Family, id_: str, spec: object) -> Document:
         raw = msgspec.Raw(msgspec.json.encode(spec))
-        return Document(
-            family=family, id=id_, source="file", generation=generation, spec=raw, content_hash=content_hash
-        )
+        return Document(family=family, id=id_, source="file", generation=1, spec=raw, content_hash=content_hash)
 
     documents = [document("routes", name, route) for name, route in fleet.routes.items()]
     for name, pool in fleet.pools.items():

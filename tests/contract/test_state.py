@@ -36,7 +36,7 @@ DRAIN = {"drain": True}
 
 
 def documents_of(file: object, content_hash: str) -> list[Document]:
-    return file_documents(msgspec.convert(file, FleetSpec), generation=1, content_hash=content_hash)
+    return file_documents(msgspec.convert(file, FleetSpec), content_hash=content_hash)
 
 
 def document(family: Family, id_: str, spec: object, source: Source = "cli", generation: int = 1) -> Document:

@@ -26,7 +26,7 @@ def fleet(phase: str = "ready") -> FleetView:
         },
         FleetSpec,
     )
-    view = compile_view(merge(file_documents(spec, generation=1, content_hash="h")), FleetView())
+    view = compile_view(merge(file_documents(spec, content_hash="h")), FleetView())
     view.endpoints["a"].state.phase = phase  # type: ignore[assignment]
     return view
 

@@ -141,7 +141,7 @@ def test_a_fleet_file_survives_the_way_through_its_documents() -> None:
         },
         FleetSpec,
     )  # fmt: skip
-    merged: MergedFleet = merge(file_documents(fleet, generation=1, content_hash="h"))
+    merged: MergedFleet = merge(file_documents(fleet, content_hash="h"))
     assert merged.problems == ()
     assert merged.routes == fleet.routes
     assert merged.pools["p"] == msgspec.structs.replace(fleet.pools["p"], endpoints=[])

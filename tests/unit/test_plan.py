@@ -34,7 +34,7 @@ def fleet(sizes: dict[str, int], routes: dict[str, RouteSpec], *, ready: bool = 
         for pool, size in sizes.items()
     }
     spec = FleetSpec(fleet="f", pools=pools, routes=routes)
-    view = compile_view(merge(file_documents(spec, generation=1, content_hash="h")), FleetView())
+    view = compile_view(merge(file_documents(spec, content_hash="h")), FleetView())
     if ready:
         for endpoint in view.endpoints.values():
             endpoint.state.phase = "ready"
@@ -147,7 +147,7 @@ def test_a_recompiled_view_forgets_neither_load_nor_phase_of_endpoints_that_stay
         pools={"p": PoolSpec(protocol="openai", model="x", endpoints=[EndpointSpec(id="e", http="http://h:1")])},
         routes={"m": RouteSpec(pool="p")},
     )
-    documents = file_documents(spec, generation=1, content_hash="h")
+    documents = file_documents(spec, content_hash="h")
     before = compile_view(merge(documents), FleetView())
     before.endpoints["e"].state.in_flight = 3
     after = compile_view(merge(documents), before)
@@ -156,7 +156,7 @@ def test_a_recompiled_view_forgets_neither_load_nor_phase_of_endpoints_that_stay
         fleet="f",
         pools={"p": PoolSpec(protocol="openai", model="x", endpoints=[EndpointSpec(id="e", http="http://h:2")])},
     )
-    other = compile_view(merge(file_documents(moved, generation=2, content_hash="i")), after)
+    other = compile_view(merge(file_documents(moved, content_hash="i")), after)
     assert other.endpoints["e"].state.in_flight == 0
 
 
