@@ -20,13 +20,14 @@ from router.spec.wording import choice_fault, did_you_mean, pattern_of, text_fau
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
-_ADDRESSES = {"HEADRACE_HTTP": "http", "HEADRACE_GRPC": "grpc", "HEADRACE_ADMIN_LISTEN": "admin"}
+ADDRESSES = {"http": "HEADRACE_HTTP", "grpc": "HEADRACE_GRPC", "admin": "HEADRACE_ADMIN_LISTEN"}
+"""The variable of each listening address of `GatewaySpec`."""
 _REDIS_URL = "HEADRACE_REDIS_URL"
 _ADMIN_TOKEN = "HEADRACE_ADMIN_TOKEN"
 _LOG_LEVEL = "HEADRACE_LOG_LEVEL"
 _LOG_FORMAT = "HEADRACE_LOG_FORMAT"
 
-VARIABLES = (_REDIS_URL, *_ADDRESSES, _ADMIN_TOKEN, _LOG_LEVEL, _LOG_FORMAT)
+VARIABLES = (_REDIS_URL, *ADDRESSES.values(), _ADMIN_TOKEN, _LOG_LEVEL, _LOG_FORMAT)
 """Every variable that is read here."""
 
 _OF_COMMANDS = ("HEADRACE_ADMIN", "HEADRACE_CONFIG")
@@ -53,7 +54,7 @@ class Settings:
         """Overridden listening addresses that exclude one another or one of the file's."""
         if not self.listen:
             return []
-        overrides = ", ".join(name for name, field_ in _ADDRESSES.items() if field_ in self.listen)
+        overrides = ", ".join(variable for field_, variable in ADDRESSES.items() if field_ in self.listen)
         return [Problem(overrides, f"`{one.path[-1]}` {one.message}") for one in listeners(gateway)]
 
 
@@ -73,7 +74,7 @@ def read_settings(environ: Mapping[str, str]) -> tuple[Settings, list[Problem], 
     def text(name: str, struct: type, field_: str) -> str | None:
         return checked(name, text_fault(environ.get(name, ""), pattern_of(struct.__annotations__[field_])))
 
-    listen = {field_: text(variable, GatewaySpec, field_) for variable, field_ in _ADDRESSES.items()}
+    listen = {field_: text(variable, GatewaySpec, field_) for field_, variable in ADDRESSES.items()}
     redis_url = text(_REDIS_URL, RedisSpec, "url")
     token = environ.get(_ADMIN_TOKEN, "")
     # A token travels in a header: anything else could never be sent.

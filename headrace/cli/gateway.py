@@ -13,6 +13,7 @@ import uvloop
 from gateway.app import Gateway, ListenError
 from headrace.config import ConfigError, LoadedFleet, load_fleet
 from headrace.logs import configure_logging
+from headrace.settings import ADDRESSES
 
 logger = logging.getLogger("headrace.gateway")
 
@@ -33,7 +34,7 @@ def gateway(
         try:
             runner.run(_serve(loaded))
         except ListenError as error:
-            typer.echo(str(error), err=True)
+            typer.echo(f"{error} Choose another address in the fleet file or with {ADDRESSES[error.what]}.", err=True)
             raise typer.Exit(1) from None
 
 
@@ -59,3 +60,5 @@ async def _serve(loaded: LoadedFleet) -> None:
     finally:
         drain = asyncio.create_task(server.stop())
         await asyncio.wait([drain])
+        if not drain.cancelled():
+            drain.result()
