@@ -5,7 +5,9 @@ the clients. Down: say so in `/readyz`, stop accepting, let the streams finish, 
 """
 
 import asyncio
+import errno
 import logging
+import os
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -36,7 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 class ListenError(Exception):
-    """A listening address cannot be used. The message is one sentence for the operator."""
+    """A listening address cannot be used. The message is one sentence for the operator.
+
+    `what` is the address's name in the fleet file: `http` or `admin`.
+    """
+
+    def __init__(self, what: str, message: str) -> None:
+        super().__init__(message)
+        self.what = what
 
 
 class Gateway:
@@ -47,7 +56,7 @@ class Gateway:
         self._metrics = Metrics()
         self._live_fleet = LiveFleet(self._metrics)
         self._live = LiveExchanges(self._live_fleet.timeouts)
-        documents = file_documents(spec, generation=1, content_hash=content_hash)
+        documents = file_documents(spec, content_hash=content_hash)
         redis_url = spec.redis.url if spec.redis is not None else None
         self.state = FleetState(redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply)
         self._front = Front(self._live_fleet, self._live, self._metrics, size_bytes(spec.gateway.body_limit))
@@ -97,6 +106,7 @@ class Gateway:
             await self._client_runner.cleanup()
         if self._sweep is not None:
             self._sweep.cancel()
+            await asyncio.wait([self._sweep])
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         await self._live_fleet.close()
@@ -108,9 +118,7 @@ async def _listen(runner: web.BaseRunner, what: str, address: str) -> None:
     try:
         await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
     except OSError as error:
-        reason = "it is in use by another program" if error.errno == 98 else error.strerror or str(error)
-        raise ListenError(
-            f"Cannot listen on {address} (gateway.{what}): {reason}. Choose another address in the fleet file"
-            f" or with HEADRACE_{'ADMIN_LISTEN' if what == 'admin' else 'HTTP'}."
-        ) from None
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "it is in use by another program" if in_use else os.strerror(error.errno or 0).lower()
+        raise ListenError(what, f"Cannot listen on {address} (gateway.{what}): {reason}.") from None
     logger.info("%s: listening on %s", what, address)

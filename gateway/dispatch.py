@@ -2,8 +2,8 @@
 
 Until an engine has committed, the client has been told nothing and another endpoint may be tried; after that, whatever
 happens is reported to the client and never retried. The two are separate calls so that the request, whose body may be
-large, is needed no longer than it may have to be sent again. Only failures that left the engine without work are
-retried at all: a connection that was refused, one that ended before any answer, an engine that said it is busy.
+large, is needed no longer than it may have to be sent again. Only failures that cannot have produced an answer are
+retried: no connection, a connection that ended before any answer, an engine that said it is busy.
 """
 
 import logging
@@ -14,12 +14,14 @@ from typing import Protocol
 from gateway.exchange import Exchange
 from gateway.http.client_response import ClientResponse, Headers
 from gateway.http.errors import as_api_error, error_event
-from gateway.upstream.base import AnswerHead, Engine, EngineRequest, UpstreamError
+from gateway.upstream.base import AnswerHead, Engine, EngineRequest, Failure, UpstreamError
 from router.fleet import Endpoint
 from router.plan import Attempt, Plan
 from router.prompt import Fields, PromptView
 
 MAX_ATTEMPTS = 3
+
+_BUSY = UpstreamError(Failure.BUSY, "The engine answered that it cannot take more now.", HTTPStatus.SERVICE_UNAVAILABLE)
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,8 @@ logger = logging.getLogger(__name__)
 class Engines(Protocol):
     """Where dispatch finds engines, and reports on them."""
 
-    def engine(self, endpoint: Endpoint) -> Engine: ...
+    def engine(self, endpoint: Endpoint) -> Engine:
+        """The engine of a planned endpoint. Raises UpstreamError (BUSY) if it takes no requests any more."""
 
     def attempted(self, attempt: Attempt) -> None:
         """A request is being sent to an endpoint."""
@@ -71,6 +74,7 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
         else:
             if head.status != HTTPStatus.SERVICE_UNAVAILABLE:
                 return OpenAnswer(attempt, head)
+            engines.failed(attempt.endpoint, _BUSY)
     try:
         return OpenAnswer(last, await _open(exchange, last, request, engines))
     except UpstreamError as error:
@@ -79,10 +83,11 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
 
 
 async def _open(exchange: Exchange, attempt: Attempt, request: ClientRequest, engines: Engines) -> AnswerHead:
+    engine = engines.engine(attempt.endpoint)
     exchange.begin_attempt(attempt)
     engines.attempted(attempt)
     prompt = request.prompt
-    call = engines.engine(attempt.endpoint).call(
+    call = engine.call(
         EngineRequest(
             api=prompt.api,
             body=request.fields,

@@ -9,12 +9,15 @@ timeout in force, instead of a timer per request that every chunk would have to 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 
 from gateway.http.client_response import ClientResponse
 from gateway.upstream.base import EngineCall, Failure, UpstreamError
 from router.fleet import Timeouts
 from router.plan import Attempt
+
+logger = logging.getLogger(__name__)
 
 SWEEP_SHORTEST_S = 0.005
 SWEEP_LONGEST_S = 1.0
@@ -23,7 +26,7 @@ SWEEP_LONGEST_S = 1.0
 class Exchange:
     """A request on its way. Use as a context manager."""
 
-    __slots__ = ("_live", "attempt", "attempt_started", "attempts", "call", "response", "route", "started")
+    __slots__ = ("_live", "attempt", "attempt_started", "call", "response", "route", "started")
 
     def __init__(self, live: "LiveExchanges", response: ClientResponse) -> None:
         self._live = live
@@ -32,7 +35,6 @@ class Exchange:
         self.started = live.now()
         self.attempt: Attempt | None = None
         self.attempt_started = 0.0
-        self.attempts = 0
         self.call: EngineCall | None = None
 
     def __enter__(self) -> "Exchange":
@@ -49,7 +51,6 @@ class Exchange:
         attempt.endpoint.state.in_flight += 1
         self.attempt = attempt
         self.attempt_started = self._live.now()
-        self.attempts += 1
 
     def end_attempt(self) -> None:
         """Release what the attempt holds. Idempotent."""
@@ -109,4 +110,7 @@ class LiveExchanges:
             await asyncio.sleep(min(max(shortest / 4, SWEEP_SHORTEST_S), SWEEP_LONGEST_S))
             now = self.now()
             for exchange in tuple(self._open):
-                exchange.enforce_deadlines(now)
+                try:
+                    exchange.enforce_deadlines(now)
+                except Exception:  # one request's trouble must not end everybody's deadlines
+                    logger.exception("enforcing deadlines")

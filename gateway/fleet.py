@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -23,7 +23,7 @@ from gateway.upstream.triton.engine import TritonEngine
 from router import health
 from router.fleet import Endpoint, FleetView, Pool, Timeouts, compile_view
 from router.merge import MergedFleet, merge
-from router.plan import Attempt
+from router.plan import SERVING, Attempt
 from router.spec.documents import Document
 from router.spec.fleet import Protocol
 from router.spec.units import seconds
@@ -44,7 +44,8 @@ class Member:
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
         self.endpoint = endpoint
         self.pool = pool
-        self.engine: Engine = _ENGINES[pool.spec.protocol](endpoint, pool)
+        make: Callable[[Endpoint, Pool], Engine] = _ENGINES[pool.spec.protocol]
+        self.engine = make(endpoint, pool)
         self.models: tuple[msgspec.Raw, ...] = ()
         self.wake = asyncio.Event()
         self.probed = asyncio.Event()
@@ -63,26 +64,34 @@ class LiveFleet:
 
     def apply(self, documents: Iterable[Document]) -> None:
         """Take over changed documents. Synchronous: view and engines never disagree."""
-        self.merged = merge(documents)
-        previous, self.view = self.view, compile_view(self.merged, self.view)
-        for id_, endpoint in self.view.endpoints.items():
+        merged = merge(documents)
+        view = compile_view(merged, self.view)
+        for id_, endpoint in view.endpoints.items():
             member = self._members.get(id_)
-            pool = self.view.pools[endpoint.pool]
-            if member is not None and member.endpoint.state is endpoint.state and _same_pool(member.pool, pool):
+            pool = view.pools[endpoint.pool]
+            if member is not None and member.endpoint.state is endpoint.state:
                 member.endpoint, member.pool = endpoint, pool
                 continue
             if member is not None:
                 self._retire(member)
             self._members[id_] = member = Member(endpoint, pool)
             member.probing = asyncio.create_task(self._keep_probing(member), name=f"probe {id_}")
-        for id_ in self._members.keys() - self.view.endpoints.keys():
+        for id_ in self._members.keys() - view.endpoints.keys():
             self._retire(self._members.pop(id_))
-        for problem in self.view.problems:
-            if problem not in previous.problems:
+            self._metrics.forget_endpoint(id_)
+        for problem in view.problems:
+            if problem not in self.view.problems:
                 logger.warning("fleet: %s", problem)
+        for name in self.view.routes.keys() - view.routes.keys():
+            self._metrics.forget_route(name)
+        self.view, self.merged = view, merged
 
     def engine(self, endpoint: Endpoint) -> Engine:
-        return self._members[endpoint.id].engine
+        """The engine of a planned endpoint, unless it was drained, replaced or taken out since the plan was made."""
+        member = self._members.get(endpoint.id)
+        if member is None or member.endpoint.state is not endpoint.state or member.endpoint.phase not in SERVING:
+            raise UpstreamError(Failure.BUSY, f"Engine {endpoint.id} takes no requests any more.", 503, "engine_gone")
+        return member.engine
 
     def models(self, pool: Pool) -> tuple[msgspec.Raw, ...]:
         """What the first of a pool's engines that says anything says of its models."""
@@ -144,7 +153,7 @@ class LiveFleet:
         before = state.phase
         try:
             async with asyncio.timeout(timeout):
-                report = await member.engine.probe()
+                report = await member.engine.probe(member.pool)
         except TimeoutError:
             health.probe_failed(state, f"no answer to a probe within {timeout:g} s", refused=False, limit=limit)
         except UpstreamError as error:
@@ -168,15 +177,6 @@ class LiveFleet:
             state.kv_block_tokens = report.kv_block_tokens
             member.models = report.models
         health.probe_answered(state, ready=report.ready, detail=report.detail)
-
-
-def _same_pool(before: Pool, after: Pool) -> bool:
-    """Whether an engine made for one pool serves the other: endpoints and prices may differ."""
-    return (before.timeouts, before.spec.chat_template, before.spec.kv_block_tokens) == (
-        after.timeouts,
-        after.spec.chat_template,
-        after.spec.kv_block_tokens,
-    )
 
 
 async def _close_when_idle(member: Member, at_once: bool) -> None:

@@ -60,6 +60,16 @@ class Metrics:
             registry=self.registry,
         )
 
+    def forget_endpoint(self, id_: str) -> None:
+        """Drop the series of an endpoint that left the fleet: pods come with ever new names."""
+        for metric in (self.attempts, self.upstream_failures):
+            metric.remove_by_labels({"endpoint": id_})
+
+    def forget_route(self, name: str) -> None:
+        """Drop the series of a route that is no more."""
+        for metric in (self.requests, self.duration, self.ttft):
+            metric.remove_by_labels({"route": name})
+
 
 class FleetCollector(Collector):
     """Gauges read off the gateway when it is scraped."""

@@ -14,6 +14,7 @@ from router.errors import ApiError
 from router.merge import MergedFleet
 from router.spec.documents import EndpointFields
 from router.spec.fleet import PoolSpec, TimeoutSpec
+from router.spec.references import address_fault
 from router.spec.units import seconds
 
 Phase = Literal["starting", "warming", "ready", "draining", "preempting", "unhealthy"]
@@ -126,6 +127,9 @@ def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
         if fields.pool not in by_pool:
             problems.append(f"endpoint {id_}: there is no pool {fields.pool!r}")
             continue
+        if fault := address_fault(fields, merged.pools[fields.pool].protocol):
+            problems.append(f"endpoint {id_}: {fault}")
+            continue
         before = previous.endpoints.get(id_)
         same = before is not None and _same_server(before.spec, fields) and _same_engine(before, merged, previous)
         state = before.state if before is not None and same else EndpointState()
@@ -148,7 +152,12 @@ def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
 
 
 def _same_server(before: EndpointFields, after: EndpointFields) -> bool:
-    return (before.http, before.grpc, before.pool) == (after.http, after.grpc, after.pool)
+    return (before.http, before.grpc, before.metrics, before.pool) == (
+        after.http,
+        after.grpc,
+        after.metrics,
+        after.pool,
+    )
 
 
 def _same_engine(before: Endpoint, merged: MergedFleet, previous: FleetView) -> bool:

@@ -11,7 +11,10 @@ from router.fleet import EndpointState
 def probe_answered(state: EndpointState, *, ready: bool, detail: str) -> None:
     """The engine answered a probe."""
     state.failed_probes = 0
-    state.phase = "ready" if ready else "starting"
+    if ready:
+        state.phase = "ready"
+    elif state.phase != "starting":
+        state.phase = "unhealthy"
     state.detail = detail
 
 
@@ -25,7 +28,7 @@ def probe_failed(state: EndpointState, detail: str, *, refused: bool, limit: int
 def down(state: EndpointState, detail: str) -> None:
     """There is nothing at the endpoint's address; it takes no request until a probe is answered.
 
-    An endpoint that never answered goes on as `starting`: it is not a failure yet.
+    An endpoint that has never been ready goes on as `starting`: it is not a failure yet.
     """
     if state.phase != "starting":
         state.phase = "unhealthy"

@@ -1,9 +1,11 @@
 """Canonical prompt bytes and the prefix chain.
 
-Engines reuse KV cache for equal *token* prefixes. A gateway without a tokenizer compares bytes instead: equal canonical
-bytes give equal tokens, and a prompt that extends another extends its bytes. The encoding below therefore only ever
-appends: tools first, then the messages in the order given. It is never the rendered prompt, because the same
-conversation must look the same whichever engine, and whichever template, it is sent to.
+Engines reuse KV cache for equal *token* prefixes. A gateway without a tokenizer compares bytes instead, so the encoding
+is made such that a prompt that extends another extends its bytes: it only ever appends, tools first, then the messages
+in the order given, role and content. It is never the rendered prompt, because the same conversation must look the same
+whichever engine, and whichever template, it is sent to. Equal bytes are a good guess at equal tokens, no proof (names
+and template arguments are left out, contents could imitate the marks between messages): a wrong guess costs a cache
+hit, nothing else, and what must never be shared is in the seed.
 
 The chain cuts the bytes in blocks of `PREFIX_BLOCK_BYTES` and hashes each with the hash of the block before as its
 seed, so that one hash stands for the whole prefix up to it: `h_i = xxh3_64(block_i, seed = h_{i-1})`. The first seed
@@ -34,7 +36,7 @@ def prefix_chain(canonical: bytes, seed: int) -> list[int]:
     return chain
 
 
-def conversation_key(opening: bytes, seed: int) -> int:
+def conversation_key(opening: bytes | memoryview, seed: int) -> int:
     """The key (64 bits) of a conversation: the hash of its bytes through the end of the first user message."""
     return xxh3_64_intdigest(opening, seed)
 

@@ -109,6 +109,7 @@ _TYPES: dict[str, Any] = {
     "user": str | None,
     "cache_salt": str | None,
 }
+_NULL = msgspec.Raw(b"null")
 _DECODERS = {name: msgspec.json.Decoder(type_) for name, type_ in _TYPES.items()}
 _FIELDS = msgspec.json.Decoder(Fields)
 _MESSAGES = msgspec.json.Decoder(list[Message])
@@ -174,7 +175,7 @@ def read_prompt(api: Api, fields: Fields, session: str | None = None) -> PromptV
     else:
         needs.add("input")
         canonical, opening = bytes(_required(fields, "input")), RAW_PROMPT_KEY_BYTES
-    key = session_key(session) if session else conversation_key(canonical[:opening], seed)
+    key = session_key(session) if session else conversation_key(memoryview(canonical)[:opening], seed)
     include_usage = bool(options and options.include_usage)
     return PromptView(api, model, stream, include_usage, frozenset(needs), canonical, seed, key)
 
@@ -196,17 +197,16 @@ def _malformed(name: str, error: Exception) -> ApiError:
 
 def _required(fields: Fields, name: str) -> msgspec.Raw:
     raw = fields.get(name)
-    if raw is None or bytes(raw) == b"null":
+    if raw is None or raw == _NULL:
         raise invalid(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
     return raw
 
 
 def _neutral(name: str, raw: msgspec.Raw) -> bool:
-    value = bytes(raw)
-    if value == b"null":
+    if raw == _NULL:
         return True
     neutral = NEUTRAL.get(name)
-    if neutral is None or len(value) > 64:
+    if neutral is None or memoryview(raw).nbytes > 64:
         return False
     decoded = _ANY.decode(raw)
     return any(type(decoded) is not bool and decoded == v if type(v) is not bool else decoded is v for v in neutral)

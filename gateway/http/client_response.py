@@ -6,9 +6,13 @@ only looks like a finished response to aiohttp when the handler returns it. What
 by a contract test for the version in use:
 
 - `RequestHandler` is the connection's asyncio protocol; `pause_writing` and `resume_writing` tell that the client does
-not keep up. `ClientProtocol` passes both on to the response being written. - after a handler returns a response, the
-connection calls its `prepare` and `write_eof` and reads `keep_alive`; - `handle_error` makes the response to what is
-not HTTP, and to an exception nobody caught.
+  not keep up. `ClientProtocol` passes both on to the response being written.
+
+- After a handler returns a response, the connection calls its `prepare` and `write_eof` and reads `keep_alive`.
+
+- `handle_error` makes the response to what is not HTTP, and to an exception nobody caught.
+
+- `writing_paused` and `_drain_helper` tell whether the client is behind and when it has caught up.
 """
 
 import asyncio
@@ -33,6 +37,9 @@ WRITE_BUFFER_BYTES = 64 * 1024
 
 NOBODY = "-"
 """What `x-headrace-endpoint` and `x-headrace-route` say when no endpoint or route had a part in the answer."""
+
+TAIL_S = 60.0
+"""How long a client may take for what is still queued when its answer is complete."""
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
@@ -132,7 +139,14 @@ class ClientResponse:
         return None
 
     async def write_eof(self) -> None:
-        return None
+        """Wait for a client that has fallen behind to take the rest, but not for ever."""
+        if not self._protocol.writing_paused:
+            return
+        try:
+            async with asyncio.timeout(TAIL_S):
+                await self._protocol._drain_helper()
+        except TimeoutError:
+            self.abort()
 
     @property
     def keep_alive(self) -> bool:
@@ -215,6 +229,8 @@ class ClientResponse:
         """Hold up `flow` from now on when the client does not keep up."""
         self._flow = flow
         self._protocol.response = self if flow is not None else None
+        if flow is not None and self._protocol.writing_paused:
+            self.writing_paused()  # since the answer before this one
 
     def writing_paused(self) -> None:
         self.paused_since = asyncio.get_running_loop().time()

@@ -5,6 +5,7 @@ import msgspec
 from gateway.upstream.base import Failure, UpstreamError
 from router.errors import ApiError
 
+_TYPES = {429: "rate_limit_error"}
 _encoder = msgspec.json.Encoder()
 
 
@@ -31,6 +32,6 @@ def error_event(error: ApiError) -> bytes:
 
 def as_api_error(error: UpstreamError) -> ApiError:
     """What a client is told when no engine answered its request, or its engine stopped answering."""
-    retry_after = 1 if error.failure in (Failure.CONNECT, Failure.BUSY) else None
-    type_ = "invalid_request_error" if error.status < 500 else "server_error"
+    retry_after = 1 if error.failure in (Failure.CONNECT, Failure.NO_CONNECTION, Failure.BUSY) else None
+    type_ = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return ApiError(error.status, error.message, type_, code=error.code, retry_after=retry_after)

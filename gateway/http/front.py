@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 BODY_IDLE_S = 60.0
 """How long a client may pause in the middle of sending its request body."""
 
+_INTERNAL = ApiError(500, "The gateway failed to handle the request.", "server_error", code="internal_error")
 _APIS: dict[str, Api] = {
     "/v1/chat/completions": "chat.completions",
     "/v1/completions": "completions",
@@ -89,11 +90,16 @@ class Front:
                 _refuse(response, error, *_placed(exchange))
             except UpstreamError as error:
                 _refuse(response, as_api_error(error), *_placed(exchange))
+            except asyncio.CancelledError:
+                response.status = CLIENT_GONE
+                raise
             except Exception:
-                if not response.started:
-                    raise
-                logger.exception("request %s: failed in the middle of its answer", request_id)
-                response.abort()
+                logger.exception("request %s failed", request_id)
+                response.close_after()
+                if response.started:
+                    response.abort()
+                else:
+                    _refuse(response, _INTERNAL, *_placed(exchange))
             finally:
                 self._observe(api, exchange)
 
@@ -145,9 +151,8 @@ class Front:
     def _observe(self, api: Api, exchange: Exchange) -> None:
         route = exchange.route or UNKNOWN_ROUTE
         response = exchange.response
-        status = response.status if response.finished else CLIENT_GONE
         metrics = self._metrics
-        metrics.requests.labels(api, route, status).inc()
+        metrics.requests.labels(api, route, response.status).inc()
         metrics.duration.labels(api, route).observe(self._live.now() - exchange.started)
         if response.first_write and response.status < 400:
             metrics.ttft.labels(api, route).observe(response.first_write - exchange.started)

@@ -32,6 +32,12 @@ class ResponseHead:
     """None: chunked, or until the connection closes."""
     keep_alive: bool
 
+    @property
+    def events(self) -> bool:
+        """Whether the body is a stream of server-sent events that can be read as such."""
+        kind = (self.header("content-type") or "").lower()
+        return kind.startswith("text/event-stream") and self.header("content-encoding") in (None, "identity")
+
     def header(self, name: str) -> str | None:
         """The first value of header `name` (lower case)."""
         return next((value for key, value in self.headers if key == name), None)

@@ -25,7 +25,9 @@ class Failure(Enum):
     """What went wrong between gateway and engine, by what may be done about it."""
 
     CONNECT = "connect"
-    """No connection was made: the engine has seen nothing."""
+    """There is nothing to connect to: the engine has seen nothing, and nobody else will do better."""
+    NO_CONNECTION = "no_connection"
+    """No connection was made, which need not be the engine's fault: no time, no descriptors. It has seen nothing."""
     LOST_BEFORE_ANSWER = "lost_before_answer"
     """The connection ended after the request was sent and before any answer."""
     BUSY = "busy"
@@ -55,12 +57,15 @@ class UpstreamError(Exception):
     @property
     def retryable(self) -> bool:
         """Whether another endpoint may be tried, as long as the client has seen nothing."""
-        return self.failure in (Failure.CONNECT, Failure.LOST_BEFORE_ANSWER, Failure.BUSY)
+        return self.failure in _RETRYABLE
 
     @property
     def endpoint_fault(self) -> bool:
         """Whether it speaks against the endpoint's health: then it is probed at once."""
         return self.failure not in (Failure.BUSY, Failure.ENGINE)
+
+
+_RETRYABLE = frozenset({Failure.CONNECT, Failure.NO_CONNECTION, Failure.LOST_BEFORE_ANSWER, Failure.BUSY})
 
 
 @dataclass(slots=True, frozen=True)
@@ -147,11 +152,12 @@ class ProbeReport:
 
 
 class Engine(Protocol):
-    """One endpoint's engine. Made once for an endpoint, closed when the endpoint leaves the fleet."""
+    """One endpoint's engine. Made once for an endpoint, closed when the endpoint leaves the fleet; what its pool says
+    may change meanwhile, and comes with each request and probe."""
 
     def call(self, request: EngineRequest) -> EngineCall: ...
 
-    async def probe(self) -> ProbeReport:
+    async def probe(self, pool: Pool) -> ProbeReport:
         """Ask the engine how it is. Raises UpstreamError if it does not answer; the caller sets the deadline."""
 
     async def close(self) -> None: ...

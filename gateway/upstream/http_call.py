@@ -13,7 +13,7 @@ them, and takes the answer for begun only with the first event that is none: unt
 import asyncio
 from collections.abc import Callable
 
-from gateway.relay.events import DONE, EventHolder, EventTooLongError, whole_chunks
+from gateway.relay.events import END_MARK, EventHolder, EventTooLongError, whole_chunks
 from gateway.relay.http1 import HEAD_LIMIT, ChunkedReader, FramingError, ResponseHead, parse_head
 from gateway.upstream.base import Failure, Sink, UpstreamError
 from gateway.upstream.http_connection import Connection, ConnectionPool
@@ -96,7 +96,8 @@ class HttpCall:
             try:
                 return await self._send_on(connection)
             except UpstreamError as error:
-                if error.failure is not Failure.LOST_BEFORE_ANSWER or self._head_bytes or self._given_up is not None:
+                answered = self._head is not None or self._head_bytes
+                if error.failure is not Failure.LOST_BEFORE_ANSWER or answered or self._given_up is not None:
                     raise
         return await self._send_on(await self._pool.connect(self._timeout))
 
@@ -174,8 +175,7 @@ class HttpCall:
         if head.chunked:
             self._reader = ChunkedReader()
         self._remaining = head.content_length or 0
-        content_type = head.header("content-type") or ""
-        if content_type.lower().startswith("text/event-stream"):
+        if head.events:
             self._events = EventHolder()
         if not (head.chunked and self._events is not None):
             self._preamble = None
@@ -285,7 +285,7 @@ class HttpCall:
         missing but the framing."""
         assert self._head is not None
         if self._events is not None:
-            return DONE in self._last[-64:] and not self._events.holding
+            return END_MARK.search(self._last) is not None and not self._events.holding
         return error is None and not self._head.chunked and self._head.content_length is None
 
     def _broken(self, error: Exception) -> None:
@@ -308,12 +308,12 @@ class HttpCall:
             self._done.set_exception(error)
 
     def pause(self) -> None:
-        if self._connection is not None and self._connection.transport is not None:
-            self._connection.transport.pause_reading()
+        if self._connection is not None:
+            self._connection.pause()
 
     def resume(self) -> None:
-        if self._connection is not None and self._connection.transport is not None:
-            self._connection.transport.resume_reading()
+        if self._connection is not None:
+            self._connection.resume()
 
     def abort(self, error: UpstreamError) -> None:
         """Give up: close the connection, which is how an HTTP engine learns of it, and let the waiter raise `error`."""

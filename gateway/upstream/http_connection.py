@@ -6,6 +6,8 @@ everything it reads to its `Receiver`.
 """
 
 import asyncio
+import errno
+import os
 from collections import deque
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -15,6 +17,8 @@ from gateway.upstream.base import Failure, UpstreamError
 IDLE_LIMIT_S = 4.0
 """How long an unused connection is kept. Engines close theirs after 5 s or more (uvicorn, llama.cpp): ours goes first,
 so that no request meets a connection that is just being closed."""
+_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+"""Why a connection may fail that says nothing of the engine."""
 IDLE_CONNECTIONS = 256
 """Unused connections kept for one engine."""
 
@@ -30,14 +34,14 @@ class Receiver(Protocol):
 class Connection(asyncio.Protocol):
     """One TCP connection to an engine."""
 
-    __slots__ = ("closed", "idle_since", "receiver", "reused", "transport")
+    __slots__ = ("_paused", "closed", "idle_since", "receiver", "transport")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.receiver: Receiver | None = None
         self.closed = False
-        self.reused = False
         self.idle_since = 0.0
+        self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -52,6 +56,17 @@ class Connection(asyncio.Protocol):
         self.closed = True
         if self.receiver is not None:
             self.receiver.connection_lost(exc)
+
+    def pause(self) -> None:
+        """Stop reading."""
+        if self.transport is not None and not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.transport is not None and self._paused:
+            self._paused = False
+            self.transport.resume_reading()
 
     def drop(self) -> None:
         """Close at once. The engine sees its client go, and stops working for it."""
@@ -84,7 +99,6 @@ class ConnectionPool:
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
-                connection.reused = True
                 return connection
         return None
 
@@ -96,15 +110,16 @@ class ConnectionPool:
                 _, connection = await loop.create_connection(Connection, self._host, self._port)
         except TimeoutError:
             raise UpstreamError(
-                Failure.CONNECT,
+                Failure.NO_CONNECTION,
                 f"Engine {self.endpoint} accepted no connection within {timeout:g} s.",
                 503,
                 "connect_timeout",
             ) from None
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = os.strerror(error.errno).lower() if error.errno else "no address"
+            failure = Failure.NO_CONNECTION if error.errno in _OWN_TROUBLE else Failure.CONNECT
             raise UpstreamError(
-                Failure.CONNECT, f"Engine {self.endpoint} cannot be reached: {reason}.", 503, "connect_failed"
+                failure, f"Engine {self.endpoint} cannot be reached: {reason}.", 503, "connect_failed"
             ) from None
         return connection
 
@@ -114,6 +129,7 @@ class ConnectionPool:
         if self._closed or connection.closed or len(self._idle) >= IDLE_CONNECTIONS:
             connection.drop()
             return
+        connection.resume()  # the client of the last answer may have fallen behind with its very end
         connection.idle_since = asyncio.get_running_loop().time()
         self._idle.append(connection)
 

@@ -25,8 +25,9 @@ from gateway.upstream.http_connection import ConnectionPool
 from router.fleet import Endpoint, Pool
 
 PATHS = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
-PASSED_HEADERS = frozenset({"retry-after"})
-"""What of an engine's response headers the client gets, besides the content type."""
+PASSED_HEADERS = frozenset({"retry-after", "content-encoding"})
+"""What of an engine's response headers the client gets, besides the content type. No coding is asked for, but some
+engines send one all the same."""
 
 MODELS_EVERY_S = 60.0
 """How often a healthy engine is asked for its model list again."""
@@ -42,10 +43,9 @@ class OpenAIEngine:
     """One endpoint with the OpenAI API."""
 
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
-        if endpoint.spec.http is None:
-            raise ValueError(f"endpoint {endpoint.id}: protocol openai needs 'http'")
+        """The view holds no endpoint of this protocol without `http`."""
+        assert endpoint.spec.http is not None
         self._pool = ConnectionPool(endpoint.id, endpoint.spec.http)
-        self._connect_timeout = pool.timeouts.connect
         self._model = msgspec.Raw(msgspec.json.encode(pool.spec.model))
         self._models: tuple[msgspec.Raw, ...] = ()
         self._models_read = float("-inf")
@@ -61,28 +61,30 @@ class OpenAIEngine:
         lines += [f"{name}: {value}" for name, value in request.headers]
         lines += ["content-type: application/json", "accept-encoding: identity", f"content-length: {len(body)}", "", ""]
         head = "\r\n".join(lines).encode("latin-1")
-        return OpenAICall(self._pool, (head, body), self._connect_timeout, _is_progress if asks_progress else None)
+        preamble = _is_progress if asks_progress else None
+        return OpenAICall(self._pool, (head, body), request.pool.timeouts.connect, preamble)
 
-    async def probe(self) -> ProbeReport:
+    async def probe(self, pool: Pool) -> ProbeReport:
         """Ask `/health`, which every one of these engines has, and now and then for the models."""
+        connect = pool.timeouts.connect
         try:
-            status, _ = await self._get("/health")
+            status, _ = await self._get("/health", connect)
             if status in (404, 405, 501):
-                status, _ = await self._get("/v1/models")
+                status, _ = await self._get("/v1/models", connect)
             if status != 200:
                 self._models_read = float("-inf")
                 return ProbeReport(ready=False, detail=f"its health check answers {status}")
             now = asyncio.get_running_loop().time()
             if now - self._models_read > MODELS_EVERY_S:
-                self._models = await self._list_models()
+                self._models = await self._list_models(connect)
                 self._models_read = now
         except UpstreamError:
             self._models_read = float("-inf")
             raise
         return ProbeReport(ready=True, detail="ready", models=self._models)
 
-    async def _list_models(self) -> tuple[msgspec.Raw, ...]:
-        status, body = await self._get("/v1/models")
+    async def _list_models(self, connect: float) -> tuple[msgspec.Raw, ...]:
+        status, body = await self._get("/v1/models", connect)
         if status != 200:
             return ()
         try:
@@ -92,9 +94,9 @@ class OpenAIEngine:
             return ()
         return models
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
+    async def _get(self, path: str, connect: float) -> tuple[int, bytes]:
         lines = (f"GET {self._pool.path}{path} HTTP/1.1", f"host: {self._pool.host_header}", "accept: */*", "", "")
-        call = HttpCall(self._pool, ("\r\n".join(lines).encode("latin-1"),), self._connect_timeout)
+        call = HttpCall(self._pool, ("\r\n".join(lines).encode("latin-1"),), connect)
         try:
             head = await call.send()
             sink = _Collected()
@@ -117,8 +119,7 @@ class OpenAICall(HttpCall):
         head = await self.send()
         headers = tuple((name, value) for name, value in head.headers if name in PASSED_HEADERS)
         content_type = head.header("content-type") or "application/octet-stream"
-        events = content_type.lower().startswith("text/event-stream")
-        return AnswerHead(head.status, content_type, headers, head.content_length, events)
+        return AnswerHead(head.status, content_type, headers, head.content_length, events=head.events)
 
 
 class _ModelList(msgspec.Struct):

@@ -10,7 +10,17 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from router.spec.units import Duration, DurationOrOff, HostPort, HttpUrl, ListenAddress, Name, Size
+from router.spec.units import (
+    Duration,
+    DurationOrOff,
+    FleetName,
+    HostPort,
+    HttpUrl,
+    ListenAddress,
+    Name,
+    RedisUrl,
+    Size,
+)
 
 Protocol = Literal["openai", "triton"]
 Role = Literal["prefill", "decode", "both"]
@@ -97,7 +107,7 @@ class PoolSpec(Spec, frozen=True, kw_only=True):
     """Interchangeable endpoints that serve one model."""
 
     protocol: Protocol
-    model: str
+    model: Annotated[str, Meta(min_length=1)]
     """The model's name at the engine."""
     endpoints: list[EndpointSpec] = field(default_factory=list)
     chat_template: ChatTemplateSpec | None = None
@@ -126,7 +136,7 @@ class RouteSpec(Spec, frozen=True, kw_only=True):
 class RedisSpec(Spec, frozen=True, kw_only=True):
     """Where the shared state lives."""
 
-    url: Annotated[str, Meta(pattern=r"^(redis|rediss|unix)://\S+$")] = "redis://127.0.0.1:6379"
+    url: RedisUrl = "redis://127.0.0.1:6379"
 
 
 class GatewaySpec(Spec, frozen=True, kw_only=True):
@@ -143,7 +153,7 @@ class GatewaySpec(Spec, frozen=True, kw_only=True):
 class FleetSpec(Spec, frozen=True, kw_only=True):
     """A whole fleet file."""
 
-    fleet: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    fleet: FleetName
     """Name of the fleet; gateways of one fleet share their state."""
     redis: RedisSpec | None = None
     pools: dict[Name, PoolSpec] = field(default_factory=dict)

@@ -8,9 +8,19 @@ a warning when it can but probably does not do what its author thinks.
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from router.spec.fleet import ChatTemplateSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec, TimeoutSpec
+from router.spec.fleet import (
+    ADDRESS_OF,
+    ChatTemplateSpec,
+    EndpointSpec,
+    FleetSpec,
+    GatewaySpec,
+    PoolSpec,
+    Protocol,
+    RouteSpec,
+    TimeoutSpec,
+)
 from router.spec.units import host_and_port, seconds
-from router.spec.wording import did_you_mean
+from router.spec.wording import did_you_mean, pattern_of, text_fault
 
 Path = tuple[str | int, ...]
 
@@ -35,6 +45,18 @@ def findings(fleet: FleetSpec, pools: Collection[str]) -> Iterator[Finding]:
     yield from listeners(fleet.gateway)
 
 
+def address_fault(endpoint: EndpointSpec, protocol: Protocol) -> str | None:
+    """Why an endpoint of a pool of `protocol` cannot be reached as it is described, None if it can."""
+    needed = ADDRESS_OF[protocol]
+    if getattr(endpoint, needed) is None:
+        return f"protocol {protocol} needs `{needed}`: the address of the engine's {needed.upper()} API"
+    for name in ("http", "grpc", "metrics"):
+        address: str | None = getattr(endpoint, name)
+        if address is not None and (fault := text_fault(address, pattern_of(EndpointSpec.__annotations__[name]))):
+            return f"`{name}` {fault}"
+    return None
+
+
 def listeners(gateway: GatewaySpec) -> Iterator[Finding]:
     """Listening addresses that exclude one another."""
     seen: list[tuple[str, str | None, int]] = []
@@ -53,11 +75,9 @@ def listeners(gateway: GatewaySpec) -> Iterator[Finding]:
 def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:
     if not pool.model:
         yield Finding((*path, "model"), "is empty; write the name the engine knows the model by")
-    needed = {"openai": "http", "triton": "grpc"}[pool.protocol]
     for index, endpoint in enumerate(pool.endpoints):
-        if getattr(endpoint, needed) is None:
-            message = f"protocol {pool.protocol} needs `{needed}`: the address of the engine's {needed.upper()} API"
-            yield Finding((*path, "endpoints", index), message)
+        if fault := address_fault(endpoint, pool.protocol):
+            yield Finding((*path, "endpoints", index), fault)
     if pool.chat_template is not None:
         yield from _chat_template((*path, "chat_template"), pool.chat_template, pool.protocol)
     price = pool.price

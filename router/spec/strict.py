@@ -235,6 +235,8 @@ class _Walk:
                 fault = text_fault(text, type_.pattern)
                 if fault is None and kind != "str":
                     fault = _mismatch(node, type_)
+                if fault is None and len(text) < (type_.min_length or 0):
+                    fault = "is empty"
             case inspect.LiteralType() if kind == "str":
                 fault = choice_fault(text, type_.values)
             case inspect.IntType() if kind == "int":

@@ -10,31 +10,55 @@ from typing import Annotated
 
 from msgspec import Meta
 
-DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$"
-SIZE_PATTERN = r"^[0-9]+(B|KiB|MiB|GiB)$"
-LISTEN_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]*):[0-9]{1,5}$"
-HOST_PORT_PATTERN = r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
+END = r"(?!\n)$"
+"""The end of a value, in patterns. In JSON Schema `$` alone is that; in Python it also stands before a last newline."""
+
+_HOST = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)"
+_USER = r"(((?![/?#\[\]])[!-~])*@)?"
+_REDIS_SERVER = rf"{_USER}{_HOST}(:[0-9]{{1,5}})?(/[0-9]*)?"
+_TLS_FILE = r"ssl_(ca_certs|certfile|keyfile)=[^&#\s]+"
+
+DURATION_PATTERN = rf"^[0-9]+(\.[0-9]+)?(ms|s|m|h){END}"
+SIZE_PATTERN = rf"^[0-9]+(B|KiB|MiB|GiB){END}"
+LISTEN_PATTERN = rf"^{_HOST}?:[0-9]{{1,5}}{END}"
+HOST_PORT_PATTERN = rf"^{_HOST}:[0-9]{{1,5}}{END}"
+NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}{END}"
+FLEET_NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,62}}{END}"
+# Of the options the Redis client would take from a URL only these are allowed: one it does not know ends the gateway,
+# and others would undo its deadlines.
+REDIS_URL_PATTERN = (
+    rf"^(redis://{_REDIS_SERVER}|rediss://{_REDIS_SERVER}(\?{_TLS_FILE}(&{_TLS_FILE})*)?"
+    rf"|unix://{_USER}/[^?#\s]+(\?db=[0-9]+)?){END}"
+)
 
 Duration = Annotated[str, Meta(pattern=DURATION_PATTERN, description="A duration with its unit: 500ms, 30s, 5m, 1h.")]
 DurationOrOff = Annotated[
-    str, Meta(pattern=rf"^off$|{DURATION_PATTERN}", description="A duration with its unit (30s), or off for no limit.")
+    str,
+    Meta(pattern=rf"^off{END}|{DURATION_PATTERN}", description="A duration with its unit (30s), or off for no limit."),
 ]
 Size = Annotated[str, Meta(pattern=SIZE_PATTERN, description="A size in bytes with its unit: 512KiB, 32MiB.")]
 ListenAddress = Annotated[
     str, Meta(pattern=LISTEN_PATTERN, description="HOST:PORT to listen on; an empty host means every interface.")
 ]
 HostPort = Annotated[str, Meta(pattern=HOST_PORT_PATTERN, description="HOST:PORT of a server.")]
-HttpUrl = Annotated[str, Meta(pattern=r"^http://[^/?#\s]+(/[^?#\s]*)?$", description="An http:// URL.")]
+HttpUrl = Annotated[str, Meta(pattern=rf"^http://[^/?#\s]+(/[^?#\s]*)?{END}", description="An http:// URL.")]
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="Letters, digits and . _ / -, 128 at most.")]
+FleetName = Annotated[str, Meta(pattern=FLEET_NAME_PATTERN, description="Letters, digits and . _ -, 63 at most.")]
+RedisUrl = Annotated[
+    str,
+    Meta(
+        pattern=REDIS_URL_PATTERN,
+        description="redis://HOST:PORT, rediss://HOST:PORT (TLS) or unix:///PATH; USER:PASSWORD@ may come before HOST.",
+    ),
+]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
-_NUMBER_AND_UNIT = re.compile(r"^([0-9.]+)([A-Za-z]+)$")
+_NUMBER_AND_UNIT = re.compile(r"([0-9.]+)([A-Za-z]+)")
 
 
 def _split(text: str) -> tuple[float, str]:
-    match = _NUMBER_AND_UNIT.match(text)
+    match = _NUMBER_AND_UNIT.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a number with a unit")
     return float(match[1]), match[2]

@@ -10,10 +10,11 @@ A value is repeated in a sentence only where it cannot hold a secret: never the 
 import difflib
 import re
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 from msgspec import inspect
 
-from router.spec import fleet, units
+from router.spec import units
 
 
 def pattern_of(annotation: object) -> str | None:
@@ -29,18 +30,14 @@ def only_type(type_: inspect.Type) -> inspect.Type:
     return type_.type if isinstance(type_, inspect.Metadata) else type_
 
 
-def _field_pattern(struct: type, name: str) -> str | None:
-    return pattern_of(struct.__annotations__[name])
-
-
 _DURATIONS = (pattern_of(units.Duration), pattern_of(units.DurationOrOff))
 _SIZE = pattern_of(units.Size)
 _LISTEN = pattern_of(units.ListenAddress)
 _HOST_PORT = pattern_of(units.HostPort)
 _HTTP_URL = pattern_of(units.HttpUrl)
 _NAME = pattern_of(units.Name)
-_FLEET_NAME = _field_pattern(fleet.FleetSpec, "fleet")
-_REDIS_URL = _field_pattern(fleet.RedisSpec, "url")
+_FLEET_NAME = pattern_of(units.FleetName)
+_REDIS_URL = pattern_of(units.RedisUrl)
 
 
 def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
@@ -70,8 +67,7 @@ def choice_fault(value: object, choices: Iterable[object]) -> str | None:
 
 def text_fault(value: str, pattern: str | None) -> str | None:
     """What is wrong with a string whose type demands `pattern`, or None."""
-    # `$` also matches before a last newline, which no value here may end with.
-    if pattern is not None and (value.endswith("\n") or not re.search(pattern, value)):
+    if pattern is not None and not re.search(pattern, value):
         return _shape_fault(value, pattern)
     if pattern in _DURATIONS and units.seconds(value) == 0:
         return "must be longer than zero" + ("; write off for no limit" if pattern == _DURATIONS[1] else "")
@@ -79,6 +75,8 @@ def text_fault(value: str, pattern: str | None) -> str | None:
         return "must be larger than zero"
     if pattern is not None and pattern in (_LISTEN, _HOST_PORT, _HTTP_URL):
         return _port_fault(value, pattern)
+    if pattern == _REDIS_URL:
+        return _redis_fault(value)
     return None
 
 
@@ -100,6 +98,14 @@ def _port_fault(value: str, pattern: str) -> str | None:
     return None if lowest <= int(digits) <= 65535 else f"port {digits} is not between {lowest} and 65535"
 
 
+def _redis_fault(value: str) -> str | None:
+    try:
+        port = urlsplit(value).port
+    except ValueError:  # a port above 65535, or brackets around what is no IPv6 address
+        port = 0
+    return "the Redis URL's host and port are not those of a server" if port == 0 else None
+
+
 def _shape_fault(value: str, pattern: str) -> str:
     if pattern in _DURATIONS:
         return _duration_fault(value, or_off=pattern == _DURATIONS[1])
@@ -110,7 +116,7 @@ def _shape_fault(value: str, pattern: str) -> str:
     if pattern == _HTTP_URL:
         return _url_fault(value)
     if pattern == _REDIS_URL:
-        return "expected a URL that starts with redis://, rediss:// or unix://"
+        return _redis_url_fault(value)
     if pattern in (_NAME, _FLEET_NAME):
         signs, most = (". _ / -", 128) if pattern == _NAME else (". _ -", 63)
         return f"{shown(value)} is not a name: letters, digits and {signs}, first a letter or digit, {most} at most"
@@ -148,6 +154,20 @@ def _address_fault(value: str, *, listen: bool) -> str:
     if re.fullmatch(r"[A-Za-z0-9._-]+", value):
         return f"{shown(value)} has no port: write {value}:PORT"
     return f"{shown(value)} is not {kind}: write HOST:PORT" + (", or :PORT for every interface" if listen else "")
+
+
+def _redis_url_fault(value: str) -> str:
+    """Never repeats the value: it may hold a password."""
+    if not re.match("(redis|rediss|unix)://", value):
+        return "expected a URL that starts with redis://, rediss:// or unix://"
+    if value.startswith("unix:"):
+        return "expected unix:///PATH of the socket, with ?db=NUMBER at most behind it"
+    if "?" in value:
+        return "the Redis URL takes no options but ssl_ca_certs, ssl_certfile and ssl_keyfile of rediss://"
+    return (
+        "expected redis://HOST:PORT or redis://HOST:PORT/NUMBER; in a user name or password before HOST, "
+        "write / ? # [ ] as %2F %3F %23 %5B %5D"
+    )
 
 
 def _url_fault(value: str) -> str:

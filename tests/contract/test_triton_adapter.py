@@ -50,7 +50,7 @@ async def adapt(server: TritonModels) -> AsyncIterator[Adapt]:
 async def test_a_probe_detects_the_contract_and_what_it_can_do(
     adapt: Adapt, model: str, detail: str, capabilities: set[str]
 ) -> None:
-    report = await (await adapt(model)).engine.probe()
+    report = await (await adapt(model)).probe()
     assert report.ready
     assert report.detail == f"{model}: {detail}"
     assert report.capabilities == frozenset(CHAT | capabilities | {"seed", "top_k"})
@@ -58,16 +58,16 @@ async def test_a_probe_detects_the_contract_and_what_it_can_do(
 
 
 async def test_an_engine_without_a_served_contract_is_not_ready_and_says_why(adapt: Adapt) -> None:
-    raw = await (await adapt("raw_engine")).engine.probe()
+    raw = await (await adapt("raw_engine")).probe()
     assert not raw.ready
     assert "token ids" in raw.detail
-    missing = await (await adapt("no-such-model")).engine.probe()
+    missing = await (await adapt("no-such-model")).probe()
     assert not missing.ready
     assert "'no-such-model' is not ready" in missing.detail
 
 
 async def test_metrics_that_cannot_be_read_do_not_make_an_endpoint_unready(adapt: Adapt) -> None:
-    report = await (await adapt("ensemble", metrics="http://127.0.0.1:9/metrics")).engine.probe()
+    report = await (await adapt("ensemble", metrics="http://127.0.0.1:9/metrics")).probe()
     assert report.ready
     assert report.kv_block_tokens is None
 

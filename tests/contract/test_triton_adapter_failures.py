@@ -208,7 +208,7 @@ async def test_an_endpoint_that_was_never_probed_is_passed_over(adapt: Adapt) ->
     unprobed = Adapter(TritonEngine(engine.endpoint, engine.pool), engine.endpoint, engine.pool)
     with pytest.raises(UpstreamError) as caught:
         await unprobed.call("text").open()
-    assert caught.value.failure is Failure.CONNECT
+    assert caught.value.failure is Failure.BUSY
     await unprobed.engine.close()
 
 
@@ -223,7 +223,7 @@ async def test_closing_the_engine_ends_its_calls_with_an_error(adapt: Adapt) -> 
     with pytest.raises(UpstreamError, match="left the fleet"):
         await engine.call("text").open()
     with pytest.raises(UpstreamError):
-        await engine.engine.probe()
+        await engine.probe()
 
 
 async def test_a_changed_cumulative_text_breaks_the_protocol(adapt: Adapt) -> None:
@@ -269,17 +269,17 @@ async def test_a_model_whose_process_died_is_not_ready_until_it_generates_again(
         await engine.call("after").open()
     assert caught.value.status == 502
     assert caught.value.endpoint_fault
-    report = await engine.engine.probe()
+    report = await engine.probe()
     assert not report.ready
     assert "has died" in report.detail
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         await stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name="llmapi"))
         async with asyncio.timeout(10):
-            while (await engine.engine.probe()).ready:  # noqa: ASYNC110  # unloading goes on in the background
+            while (await engine.probe()).ready:  # noqa: ASYNC110  # unloading goes on in the background
                 await asyncio.sleep(0.05)
         await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name="llmapi"))
-    assert (await engine.engine.probe()).ready
+    assert (await engine.probe()).ready
     assert (await engine.events("alive")).text == "alive"
 
 
@@ -293,7 +293,7 @@ async def test_an_unloaded_model_is_tried_elsewhere(server: TritonModels, adapt:
         assert caught.value.retryable
         assert caught.value.endpoint_fault
         await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name="tensorrt_llm_bls"))
-    assert (await engine.engine.probe()).ready
+    assert (await engine.probe()).ready
 
 
 async def test_a_killed_server_ends_streams_with_an_error_and_is_back_after_its_return(
@@ -321,13 +321,13 @@ async def test_a_killed_server_ends_streams_with_an_error_and_is_back_after_its_
     ]
     assert b"[DONE]" not in b"".join(sink.writes)
     with pytest.raises(UpstreamError):
-        await engine.engine.probe()
+        await engine.probe()
     await server.start()
     back = time.monotonic()
     async with asyncio.timeout(10):
         while True:
             try:
-                if (await engine.engine.probe()).ready:
+                if (await engine.probe()).ready:
                     break
             except UpstreamError:
                 await asyncio.sleep(0.1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.upstream.base import Api, EngineRequest
+from gateway.upstream.base import Api, EngineRequest, ProbeReport
 from gateway.upstream.triton.call import TritonCall
 from gateway.upstream.triton.engine import TritonEngine
 from router.fleet import Endpoint, EndpointState, Pool, Timeouts
@@ -75,6 +75,9 @@ class Adapter:
     endpoint: Endpoint
     pool: Pool
 
+    async def probe(self) -> ProbeReport:
+        return await self.engine.probe(self.pool)
+
     def call(
         self,
         script: dict[str, Any] | str,
@@ -91,7 +94,7 @@ class Adapter:
             name: msgspec.Raw(msgspec.json.encode(value))
             for name, value in {"model": "route", "max_tokens": 10_000, **asked, **body}.items()
         }
-        headers = (("X-Request-Id", "r-1"),)
+        headers = (("x-request-id", "r-1"),)
         request = EngineRequest(api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool)
         return self.engine.call(request)
 
@@ -138,6 +141,6 @@ async def adapter(
     endpoint = Endpoint("triton-a", "p", fields, EndpointState(), b"triton-a")
     made = Pool("p", spec, Timeouts.of(spec.timeouts), (endpoint,), b"p")
     engine = TritonEngine(endpoint, made)
-    report = await engine.probe()
+    report = await engine.probe(made)
     endpoint.state.kv_block_tokens = report.kv_block_tokens
     return Adapter(engine, endpoint, made)

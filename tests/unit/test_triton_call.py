@@ -74,7 +74,7 @@ class Sink:
 
 def made(rpc: FakeRpc, *, stream: bool = True, **body: Any) -> TritonCall:
     fields = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in {"prompt": "x", **body}.items()}
-    headers = (("traceparent", "00-1"), ("x-odd", "é\n"))
+    headers = (("traceparent", "00-1"),)
     request = EngineRequest("completions", fields, stream, True, "r", headers, ENDPOINT, POOL)
 
     def send(_: Any, *, metadata: tuple[tuple[str, str], ...]) -> FakeRpc:

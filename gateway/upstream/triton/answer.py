@@ -127,9 +127,9 @@ class Answer:
     @property
     def usage(self) -> Usage | None:
         """Token counts; None where the engine does not tell them."""
-        if self._prompt_tokens is None:
+        if self._prompt_tokens is None or self._completion_tokens is None:
             return None
         cached = None
         if self._reused_blocks is not None and self._kv_block_tokens is not None:
             cached = min(self._prompt_tokens, self._reused_blocks * self._kv_block_tokens)
-        return Usage(self._prompt_tokens, self._completion_tokens or 0, cached)
+        return Usage(self._prompt_tokens, self._completion_tokens, cached)

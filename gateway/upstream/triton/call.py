@@ -54,13 +54,15 @@ class TritonCall:
         self._loop = asyncio.get_running_loop()
         self.last_read = self._loop.time()
         self.answering = False
-        self._request = request
+        self._request: EngineRequest | None = request
+        self._endpoint = request.endpoint.id
         self._contract = contract
         self._attempt_id = attempt_id
         self._send = send
         self._canceller = canceller
         self._on_failure = on_failure
         self._rpc: Any = None
+        self._cancelled = False
         self._prepared: Prepared
         self._error: UpstreamError | None = None
         self._complete = False
@@ -71,11 +73,15 @@ class TritonCall:
         self._may_read.set()
 
     async def open(self) -> AnswerHead:
+        request, self._request = self._request, None  # the prompt is not needed once it has been sent
+        assert request is not None
         if self._contract is None:
-            raise self._failure(Failure.CONNECT, "has not been probed yet", "upstream_unreachable")
-        self._prepared = prepare(self._request, self._contract, self._attempt_id)
-        self._dispatch()
-        return await (self._open_stream() if self._request.stream else self._collect())
+            raise self._failure(Failure.BUSY, "has not been probed yet", "upstream_unreachable", 503)
+        message, self._prepared = prepare(request, self._contract, self._attempt_id)
+        self._dispatch(message, request.headers)
+        stream = request.stream
+        del message, request
+        return await (self._open_stream() if stream else self._collect())
 
     async def relay(self, sink: Sink) -> None:
         sink.write(self._opening)
@@ -96,22 +102,19 @@ class TritonCall:
         if self._error is None:
             self._error = error
         self._may_read.set()
-        if self._rpc is not None:
+        if self._rpc is not None and not self._cancelled:
+            self._cancelled = True
             self._canceller.cancel(self._rpc)
 
     def close(self) -> None:
         self.abort(UpstreamError(Failure.DIED, "The request was closed.", 499, "request_closed"))
 
-    def _dispatch(self) -> None:
+    def _dispatch(self, message: Any, headers: tuple[tuple[str, str], ...]) -> None:
         if self._error is not None:
             raise self._error
-        # gRPC refuses a call with a header value outside printable ASCII.
-        headers = [
-            (name.lower(), value) for name, value in self._request.headers if value.isascii() and value.isprintable()
-        ]
         self.last_read = self._loop.time()
         try:
-            self._rpc = self._send(self._prepared.message, metadata=(*headers, ("triton_grpc_error", "true")))
+            self._rpc = self._send(message, metadata=(*headers, ("triton_grpc_error", "true")))
         except grpc.aio.UsageError:
             raise self._failure(Failure.CONNECT, "has left the fleet", "upstream_unreachable") from None
 
@@ -152,7 +155,7 @@ class TritonCall:
             return self._finish()
         if response.error_message:
             raise self._judged(
-                from_message(response.error_message, endpoint=self._request.endpoint.id, received=self.answering),
+                from_message(response.error_message, endpoint=self._endpoint, received=self.answering),
                 response.error_message,
             )
         inferred = response.infer_response
@@ -187,9 +190,7 @@ class TritonCall:
         try:
             message = await (self._shielded_read() if self._canceller.paced else self._rpc.read())
         except grpc.aio.AioRpcError as error:
-            judged = from_status(
-                error.code(), error.details(), endpoint=self._request.endpoint.id, received=self.answering
-            )
+            judged = from_status(error.code(), error.details(), endpoint=self._endpoint, received=self.answering)
             raise (self._error or self._judged(judged, error.details())) from None
         except asyncio.CancelledError:
             # gRPC raises this for a cancelled RPC as well; only a cancelled task may end as one.
@@ -197,6 +198,8 @@ class TritonCall:
             if task is not None and task.cancelling():
                 raise
             raise (self._error or self._failure(Failure.DIED, "has left the fleet", "upstream_died")) from None
+        if self._error is not None:
+            raise self._error
         self.last_read = self._loop.time()
         return None if message is grpc.aio.EOF else message
 
@@ -223,7 +226,7 @@ class TritonCall:
         return error
 
     def _failure(self, failure: Failure, what: str, code: str, status: int = 502) -> UpstreamError:
-        return self._judged(UpstreamError(failure, f"Engine {self._request.endpoint.id} {what}.", status, code), None)
+        return self._judged(UpstreamError(failure, f"Engine {self._endpoint} {what}.", status, code), None)
 
 
 def _seen(reading: "asyncio.Future[Any]") -> None:

@@ -51,10 +51,11 @@ class TritonEngine:
     """A Triton server; see `gateway.upstream.base.Engine`. To be made inside the event loop that uses it."""
 
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
+        """The view holds no endpoint of this protocol without `grpc`."""
+        assert endpoint.spec.grpc is not None
         self._endpoint = endpoint
-        self._pool = pool
         self._channel = grpc.aio.insecure_channel(
-            endpoint.spec.grpc or "",
+            endpoint.spec.grpc,
             options=[
                 ("grpc.max_send_message_length", _INT32_MAX),
                 ("grpc.max_receive_message_length", _INT32_MAX),
@@ -89,10 +90,8 @@ class TritonEngine:
             request, self._contract, attempt_id, self._send(self._contract), self._canceller, self._on_failure
         )
 
-    async def probe(self) -> ProbeReport:
-        if self._endpoint.spec.grpc is None:
-            return ProbeReport(False, "has no `grpc` address, which protocol triton needs")
-        model = self._pool.spec.model
+    async def probe(self, pool: Pool) -> ProbeReport:
+        model = pool.spec.model
         try:
             if not (await self._stub.ServerReady(service_pb2.ServerReadyRequest())).ready:
                 return self._not_ready("the server is not ready")
@@ -115,7 +114,7 @@ class TritonEngine:
             if task is not None and task.cancelling():
                 raise
             raise UpstreamError(Failure.CONNECT, f"Engine {self._endpoint.id} has left the fleet.") from None
-        return self._report(contract)
+        return self._report(contract, pool)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -134,10 +133,10 @@ class TritonEngine:
         self._contract_current = False
         return ProbeReport(False, detail)
 
-    def _report(self, contract: Contract) -> ProbeReport:
+    def _report(self, contract: Contract, pool: Pool) -> ProbeReport:
         capabilities = contract.capabilities
         detail = str(contract)
-        template = self._pool.spec.chat_template
+        template = pool.spec.chat_template
         if template is not None:
             try:
                 compile_template(template.text or "")
@@ -215,5 +214,5 @@ async def _scrape_block_tokens(url: str) -> int | None:
     found = _TOKENS_PER_BLOCK.search(page)
     try:
         return int(float(found[1])) or None if found else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -20,6 +20,7 @@ _SHUTTING_DOWN = re.compile(r"shutting down|server is stopping|timeout expired",
 _NOT_SERVED = re.compile(r"unknown model|not ready|unavailable model|no available versions", re.IGNORECASE)
 _STUB_DEAD = re.compile(r"stub process.*not healthy", re.IGNORECASE | re.DOTALL)
 _NEVER_CONNECTED = re.compile(r"failed to connect|name resolution|DNS resolution|no address", re.IGNORECASE)
+_NOBODY_THERE = re.compile(r"refused|resolution|no address|unreachable", re.IGNORECASE)
 _STREAM_BROKE = re.compile(r"RST_STREAM|stream removed|socket closed|connection reset|GOAWAY", re.IGNORECASE)
 
 _ADDRESS = re.compile(r"\bipv[46]:\S+?:(?=\s|[A-Za-z])")
@@ -40,7 +41,8 @@ def from_status(code: grpc.StatusCode, details: str | None, *, endpoint: str, re
         return UpstreamError(Failure.TIMEOUT, f"Engine {endpoint} ran out of time.", 504, "upstream_timeout")
     if code is grpc.StatusCode.UNAVAILABLE:
         if not received and _NEVER_CONNECTED.search(text):
-            return UpstreamError(Failure.CONNECT, f"Engine {endpoint} cannot be reached.", 502, "upstream_unreachable")
+            failure = Failure.CONNECT if _NOBODY_THERE.search(text) else Failure.NO_CONNECTION
+            return UpstreamError(failure, f"Engine {endpoint} cannot be reached.", 503, "connect_failed")
         return _cut_off(text, endpoint, received)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return UpstreamError(Failure.PROTOCOL, f"Engine {endpoint} exceeded a limit: {text[:_MESSAGE_LIMIT]}", 502)

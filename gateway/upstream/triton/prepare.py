@@ -20,15 +20,15 @@ from router.errors import invalid
 
 @dataclass(slots=True, frozen=True)
 class Prepared:
-    """One request, ready to go. `message` is a ModelInferRequest."""
+    """What makes an OpenAI answer of the engine's messages."""
 
-    message: Any
     answer: Answer
     wire: Wire
 
 
-def prepare(request: EngineRequest, contract: Contract, attempt_id: str) -> Prepared:
-    """Raises a 400 ApiError for a body that is malformed or that the contract cannot express."""
+def prepare(request: EngineRequest, contract: Contract, attempt_id: str) -> tuple[Any, Prepared]:
+    """The ModelInferRequest to send, and what awaits its answer. Raises a 400 ApiError for a body that is malformed or
+    that the contract cannot express."""
     if request.api == "embeddings":
         raise invalid("This model makes no embeddings.", param="model", code="unsupported_api")
     chat = request.api == "chat.completions"
@@ -59,7 +59,7 @@ def prepare(request: EngineRequest, contract: Contract, attempt_id: str) -> Prep
         model=spec.model,
         include_usage=request.include_usage,
     )
-    return Prepared(message, answer, wire)
+    return message, Prepared(answer, wire)
 
 
 def _chat_prompt(request: EngineRequest) -> str:
