@@ -132,7 +132,6 @@ def _report(response: ClientResponse, head: AnswerHead, error: UpstreamError) ->
     """Tell the client that its answer ends here, without ever making it look whole."""
     if head.events:
         response.write(error_event(as_api_error(error)))
-        response.close_after()
         response.finish()
     else:
         response.abort()

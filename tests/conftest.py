@@ -1,8 +1,10 @@
 """The real engines, and the gateway in front of them, for every tier that asks for them."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import pytest_asyncio
+import uvloop
 
 from tests.engines import (  # noqa: F401 - fixtures
     Llama,
@@ -17,6 +19,11 @@ from tests.engines import (  # noqa: F401 - fixtures
 )
 from tests.fleet import Fleet, fleet_spec
 from tests.harness import running_gateway
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Every test runs on the loop that gateways run on: what a relay promises rests on its transports."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

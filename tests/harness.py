@@ -8,12 +8,13 @@ die in the middle of a chunk.
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from gateway.app import Gateway
+from router.spec.documents import Document
 from router.spec.fleet import (
     EndpointSpec,
     FleetSpec,
@@ -54,6 +55,10 @@ class RunningGateway:
     @property
     def in_flight(self) -> dict[str, int]:
         return {id_: endpoint.state.in_flight for id_, endpoint in self.gateway.fleet.endpoints.items()}
+
+    def apply(self, documents: Iterable[Document]) -> None:
+        """Change the fleet as if the shared state had changed."""
+        self.gateway._live_fleet.apply(documents)
 
     async def until(self, condition: Callable[[], bool], what: str, seconds: float = 5.0) -> None:
         """Wait for `condition`, or fail with `what`."""
@@ -149,8 +154,6 @@ class ScriptedEngine:
     models: bytes = b'{"data":[]}'
     port: int = 0
     requests: list[EngineConnection] = field(default_factory=list)
-    gone: int = 0
-    """Requests whose client closed the connection before the script was through."""
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -189,7 +192,7 @@ class ScriptedEngine:
                     self.requests.append(connection)
                     await self.script(connection)
         except (ConnectionError, asyncio.IncompleteReadError):
-            self.gone += 1
+            pass  # the gateway closed the connection, as it may
         except asyncio.CancelledError:
             pass  # by `die`, which waits for it
         finally:

@@ -149,6 +149,7 @@ async def test_a_redis_that_dies_under_traffic_costs_no_request_and_shows(
             redis.kill()
             body = await until_degraded(client, running, True)
             assert "redis" in body["degraded"][0]
+            assert running.gateway.registry.get_sample_value("headrace_redis_connected") == 0
             served = statuses[200]
             await running.until(lambda: statuses[200] > served + 20, "requests go on being served")
             async with client.post(f"{running.admin_url}/admin/v1/endpoints/engine/drain") as response:

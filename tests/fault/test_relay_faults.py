@@ -255,7 +255,6 @@ async def test_a_reader_that_does_not_keep_up_holds_up_the_engine_and_is_cut_aft
             await connection.chunk(event)
             written += len(event)
 
-    spec = None
     async with ScriptedEngine(flood) as engine:
         spec = one_pool(engine.endpoint(), timeouts=TimeoutSpec(idle="500ms"))
         async with running_gateway(spec) as running:
@@ -388,7 +387,9 @@ async def test_a_llama_cpp_engine_is_asked_for_progress_and_the_client_sees_none
 
 async def test_an_engine_that_dies_in_its_prefill_may_still_be_replaced(client: aiohttp.ClientSession) -> None:
     async def dies(connection: EngineConnection) -> None:
-        await connection.events(PROGRESS % 0, PROGRESS % 3)
+        await connection.events(PROGRESS % 0)
+        await asyncio.sleep(0.01)
+        await connection.chunk(PROGRESS % 3)
         connection.reset()
 
     async with ScriptedEngine(dies, models=LLAMA_MODELS) as dying, ScriptedEngine(whole) as good:
