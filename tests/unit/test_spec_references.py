@@ -43,7 +43,6 @@ gateway: {http: ":8000", admin: "127.0.0.1:9090"}
         ("h:2", "h:1", 9, "pools.smollm.endpoints[1].grpc", "ensemble at this address is already endpoint a"),
         ("{text: x}", "{bos: x}", 6, "pools.smollm.chat_template", "needs `file` or `text`"),
         ("{text: x}", "{text: x, file: y}", 6, "pools.smollm.chat_template", "has both `file` and `text`; keep one"),
-        ("model: m", 'model: ""', 12, "pools.llama.model", "is empty; write the name the engine knows the model by"),
         ("model: m", "model: m\n    price: {usd_per_gpu_hour: 1, usd_per_million_prompt_tokens: 1}", 13, "pools.llama.price.usd_per_million_prompt_tokens", "a pool is paid by the GPU-hour or by the token, not both"),
         ("127.0.0.1:9090", "127.0.0.1:8000", 17, "gateway.admin", "listens on port 8000, which `http` already takes"),
     ],

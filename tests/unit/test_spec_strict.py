@@ -3,12 +3,26 @@
 # ruff: noqa: E501 (one mistake a line)
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from redis.asyncio import Redis
 
 from router.spec.strict import Problem, read_fleet
+from router.spec.units import (
+    Duration,
+    DurationOrOff,
+    FleetName,
+    HostPort,
+    HttpUrl,
+    ListenAddress,
+    Name,
+    RedisUrl,
+    Size,
+)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fleet.yaml"
 
@@ -93,6 +107,7 @@ def test_the_example_is_correct() -> None:
         ("zone: no", "http: h:1", "11:15 pools.smollm.endpoints[1].http", "'h:1' is not a URL: write http://h:1"),
         ("zone: no", "http: https://h", "11:15 pools.smollm.endpoints[1].http", "engines are reached over plain http:// only"),
         ("zone: no", "http: http://h:99999/v1", "11:15 pools.smollm.endpoints[1].http", "port 99999 is not between 1 and 65535"),
+        ("model: ensemble", 'model: ""', "5:12 pools.smollm.model", "is empty"),
         ("zone: no", "zone: 1", "11:15 pools.smollm.endpoints[1].zone", 'expected a string, found a number; write "1"'),
         ("zone: no", "tp: 0", "11:13 pools.smollm.endpoints[1].tp", "must be at least 1"),
         ("zone: no", "tp: 2.5", "11:13 pools.smollm.endpoints[1].tp", "expected a whole number, found a number"),
@@ -182,11 +197,66 @@ def test_an_alias_that_contains_itself_ends() -> None:
     assert problems("fleet: a\npools: &p\n  p: *p\n")
 
 
-def test_no_message_repeats_the_redis_url() -> None:
-    for url in ("http://:sesame@h", "redis://:sesame@h x", "[sesame]", "sesame"):
-        for problem in problems(f"fleet: a\nredis: {{url: {url}}}\n"):
-            assert "sesame" not in problem.message
-    assert problems("fleet: a\nredis: {url: sesame}\n")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "redis://10.0.0.1:6379/0",
+        "redis://:p@ss%2Fword@[::1]:6379",
+        "rediss://user:p,w;d@h:1/15?ssl_ca_certs=/etc/ca.pem&ssl_certfile=c.pem&ssl_keyfile=k.pem",
+        "unix:///run/redis.sock",
+        "unix://u:p@/run/redis.sock?db=2",
+    ],
+)
+def test_a_redis_url_that_is_accepted_is_one_the_client_can_use(url: str) -> None:
+    reading = read_fleet(f"fleet: a\nredis: {{url: '{url}'}}\n")
+    assert reading.problems == []
+    assert reading.fleet is not None and reading.fleet.redis is not None
+    Redis.from_url(reading.fleet.redis.url).connection_pool.make_connection()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("sesame", "starts with redis://"),
+        ("http://:sesame@h", "starts with redis://"),
+        ("redis://:sesame@h x", "expected redis://HOST:PORT"),
+        ("redis://", "expected redis://HOST:PORT"),
+        ("redis://:sesame@h:notaport", "expected redis://HOST:PORT"),
+        ("redis://:ses/ame@h", "%2F"),
+        ("redis://:ses[ame@h", "%5B"),
+        ("redis://:sesame@h:99999", "host and port"),
+        ("redis://:sesame@h:0", "host and port"),
+        ("redis://:sesame@[1:2]", "host and port"),
+        ("redis://:sesame@h?foo=bar", "takes no options but"),
+        ("redis://:sesame@h?socket_timeout=60", "takes no options but"),
+        ("redis://:sesame@h?ssl_ca_certs=ca.pem", "takes no options but"),
+        ("unix://sesame.sock", "unix:///PATH"),
+        ("unix:///sesame.sock?timeout=1", "unix:///PATH"),
+    ],
+)
+def test_a_redis_url_the_client_cannot_use_is_refused_without_being_repeated(url: str, words: str) -> None:
+    (problem,) = problems(f'fleet: a\nredis: {{url: "{url}"}}\n')
+    assert words in problem.message
+    assert "sesame" not in problem.message
+
+
+def test_no_message_repeats_what_stands_where_the_redis_url_should() -> None:
+    (problem,) = problems("fleet: a\nredis: {url: [sesame]}\n")
+    assert "sesame" not in problem.message
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        (Name, "a"), (FleetName, "a"), (Duration, "1s"), (DurationOrOff, "off"), (Size, "1B"),
+        (HostPort, "h:1"), (ListenAddress, ":1"), (HttpUrl, "http://h"), (RedisUrl, "redis://h"),
+    ],
+)  # fmt: skip
+def test_no_pattern_accepts_a_newline_at_the_end_of_a_value(type_: Any, value: str) -> None:
+    assert msgspec.convert(value, type_) == value
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(value + "\n", type_)
 
 
 def test_user_names_in_engine_addresses_are_not_repeated() -> None:
