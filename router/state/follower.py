@@ -1,8 +1,8 @@
 """Keeps a gateway's copy of the fleet documents as Redis has them, and Redis as the gateways last knew it.
 
-One task per gateway. While Redis answers it waits for the bell of the changes stream; when the bell rings, or the
-pulse shows something it did not hear of, it loads all documents and hands them on if they differ. While Redis does not
-answer, the last known documents stay in force, and it tries again after a jittered, growing pause.
+One task per gateway. While Redis answers it waits for an entry in the changes stream; when there is one, or the
+revision shows something it did not read of, it loads all documents and hands them on if they differ. While Redis does
+not answer, the last known documents stay in force, and it tries again after a jittered, growing pause.
 
 Redis is a rebuildable copy, so the follower also rebuilds it: a family whose epoch is gone or is another one was
 emptied, and a stream whose last change went backwards was restored from an old dump. Then the last known documents of
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from router.spec.documents import FAMILIES, Document, Family
 from router.state.errors import StateUnavailable
-from router.state.store import NO_CHANGE, REDIS_FAILURES, DocumentStore, Mark, Pulse, Snapshot
+from router.state.store import NO_CHANGE, REDIS_FAILURES, DocumentStore, Mark, Revision, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -122,13 +122,13 @@ class FleetFollower:
     async def _follow(self) -> None:
         while not self._stopping:
             known = self._known or Snapshot()
-            await self._store.wait_for_bell(known.last_change)
-            if self._publication_due or known.broken or self._missed(await self._store.pulse(), known):
+            await self._store.wait_for_change(known.last_change)
+            if self._publication_due or known.broken or self._missed(await self._store.revision(), known):
                 await self._catch_up()
 
     @staticmethod
-    def _missed(pulse: Pulse, known: Snapshot) -> bool:
-        return pulse.last_change != known.last_change or pulse.epochs != known.epochs
+    def _missed(revision: Revision, known: Snapshot) -> bool:
+        return revision.last_change != known.last_change or revision.epochs != known.epochs
 
     async def _catch_up(self) -> None:
         """Restores, publishes and adopts, as far as each is due."""

@@ -4,8 +4,8 @@
     headrace:{<fleet>}:changes                        one entry per write
 
 The braces are literal: a cluster hash tag that keeps all keys of a fleet in one slot, so that a script may touch them
-together. The stream is only a bell. Whoever hears it loads all documents again (a fleet has hundreds, not millions),
-so a trimmed or lost entry costs nothing.
+together. The stream only says that something changed. Whoever reads it loads all documents again (a fleet has
+hundreds, not millions), so a trimmed or lost entry costs nothing.
 
 Every call here is bounded by the sockets' timeouts and is tried once; who calls decides about trying again.
 """
@@ -30,7 +30,7 @@ from router.state.errors import StateUnavailable, WriteConflict
 
 SOCKET_TIMEOUT_S = 1.0
 """Longest wait for Redis to accept a connection or to answer a command."""
-BELL_WAIT_S = 0.5
+CHANGE_WAIT_S = 0.5
 """How long one blocking read of the changes waits; below the socket's timeout, so that a frozen Redis is told apart
 from a quiet one. Also the longest time an emptied Redis goes unnoticed."""
 
@@ -70,7 +70,7 @@ class Snapshot:
 
 
 @dataclass(slots=True, frozen=True)
-class Pulse:
+class Revision:
     """The cheap part of a snapshot, by which a follower notices that it missed something."""
 
     last_change: str
@@ -133,14 +133,14 @@ class DocumentStore:
         snapshot.problems = tuple(problems)
         return snapshot
 
-    async def pulse(self) -> Pulse:
+    async def revision(self) -> Revision:
         """Where the changes and epochs are. Raises one of `REDIS_FAILURES`."""
         async with self._redis.pipeline(transaction=True) as transaction:
             transaction.xrevrange(self._changes, count=1)
             for key in self._keys.values():
                 transaction.hget(key, "@epoch")
             last, *epochs = await transaction.execute(raise_on_error=False)
-        return Pulse(
+        return Revision(
             UNREADABLE if isinstance(last, Exception) else _last_id(last),
             {
                 family: epoch.decode(errors="replace") if epoch else None
@@ -149,15 +149,15 @@ class DocumentStore:
             },
         )
 
-    async def wait_for_bell(self, after: str) -> None:
-        """Returns when there is a change later than `after`, at the latest after `BELL_WAIT_S`.
+    async def wait_for_change(self, after: str) -> None:
+        """Returns when there is a change later than `after`, at the latest after `CHANGE_WAIT_S`.
 
         Raises one of `REDIS_FAILURES`.
         """
         try:
-            await self._redis.xread({self._changes: after}, count=1, block=int(BELL_WAIT_S * 1000))
-        except ResponseError:  # a wrong type at the key: nothing will ring, so look at regular times
-            await asyncio.sleep(BELL_WAIT_S)
+            await self._redis.xread({self._changes: after}, count=1, block=int(CHANGE_WAIT_S * 1000))
+        except ResponseError:  # a wrong type at the key: no change will show, so look at regular times
+            await asyncio.sleep(CHANGE_WAIT_S)
 
     async def put(self, document: Document) -> str:
         """Writes a document; the id of the change.
