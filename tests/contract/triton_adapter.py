@@ -1,6 +1,7 @@
 """Asking a Triton adapter and reading what it writes, for the tests of the adapter."""
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,6 +130,10 @@ class Adapter:
         """The tensors that reach the model for these parameters."""
         answer: dict[str, Any] = json.loads((await self.events({"inputs": True}, **body)).text)
         return answer
+
+
+Adapt = Callable[..., Awaitable[Adapter]]
+"""The fixture `adapt`: `adapter` for one server, which closes what it made."""
 
 
 async def adapter(

@@ -1,0 +1,33 @@
+"""Fixtures that several contract tests share."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.contract.triton_adapter import Adapt, Adapter, adapter
+from tests.contract.triton_models_server import TritonModels
+from tests.valkey import ValkeyProcess, servers_here
+
+
+@pytest_asyncio.fixture(params=servers_here(), ids=lambda path: Path(path).name)
+async def redis_server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ValkeyProcess]:
+    """A server of the test's own: Valkey, and Debian's Redis where it is installed."""
+    async with ValkeyProcess(request.param, tmp_path) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def adapt(server: TritonModels) -> AsyncIterator[Adapt]:
+    """Makes adapters for models of the module's `server`, and closes them."""
+    made: list[Adapter] = []
+
+    async def make(model: str, **options: Any) -> Adapter:
+        made.append(await adapter(server, model, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.engine.close()
