@@ -5,12 +5,13 @@ import json
 import urllib.request
 from typing import Any
 
-import jinja2
 import pytest
 
+from gateway.chat_template import render_chat
 from headrace.local.ask import ask
 from headrace.local.errors import LocalFleetError
 from headrace.local.llm import CHAT_TEMPLATE, MODEL_NAME, SLOT_TOKENS, SLOTS
+from router.spec.fleet import ChatTemplateSpec
 from tests.engines import Llama
 
 
@@ -44,7 +45,6 @@ async def test_a_question_asked_twice_is_answered_from_the_cache_the_second_time
     assert second.cached_tokens is not None
     assert second.prompt_tokens is not None
     assert second.cached_tokens >= 0.9 * second.prompt_tokens > first.cached_tokens
-    assert second.ttft_ms < first.ttft_ms
     assert second.finish_reason in {"stop", "length"}
 
 
@@ -75,7 +75,4 @@ async def test_the_gateways_and_llama_cpps_rendering_of_our_chat_template_are_th
     llama: Llama, messages: list[dict[str, str]]
 ) -> None:
     theirs = await call(llama, "/apply-template", {"messages": messages})
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
-    ours = environment.from_string(CHAT_TEMPLATE.read_text()).render(messages=messages, add_generation_prompt=True)
-
-    assert ours == theirs["prompt"]
+    assert render_chat(ChatTemplateSpec(text=CHAT_TEMPLATE.read_text()), messages) == theirs["prompt"]
