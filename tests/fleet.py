@@ -3,22 +3,17 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import aiohttp
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.local.ensemble_signature import MODEL
-from headrace.local.fleet_file import CHAT_TEMPLATE, LLAMA_POOL, TRITON_POOL
-from headrace.local.llm import MODEL_NAME
-from router.spec.fleet import (
-    ChatTemplateSpec,
-    EndpointSpec,
-    FleetSpec,
-    PoolSpec,
-    RedisSpec,
-    RouteSpec,
-    WeightedPool,
-)
+from headrace.local import fleet_file
+from headrace.local.fleet_file import TRITON_POOL, FleetPorts
+from headrace.local.llm import CHAT_TEMPLATE
+from headrace.local.parts import TritonPorts
+from router.spec.fleet import FleetSpec, RouteSpec
 from tests.engines import Llama, Triton, Valkey
 from tests.harness import RunningGateway
 
@@ -39,46 +34,56 @@ class Fleet:
 
     async def cancelled(self) -> int:
         """Requests that the embedded Triton models have counted as cancelled."""
+        return await self._sum_over_tritons("outcome", "cancelled")
+
+    async def busy(self) -> bool:
+        """Whether any engine is at work."""
+        async with aiohttp.ClientSession() as http, http.get(f"{self.llama.http}/slots") as response:
+            if any(slot["is_processing"] for slot in await response.json()):
+                return True
+        return await self._sum_over_tritons("request_type", "active") > 0
+
+    async def _sum_over_tritons(self, label: str, value: str) -> int:
+        """The metrics with this label's value, over both Tritons; names are not looked at: the labels are unique."""
         total = 0.0
         async with aiohttp.ClientSession() as http:
             for triton in (self.triton_a, self.triton_b):
                 async with http.get(triton.metrics) as response:
-                    for family in text_string_to_metric_families(await response.text()):
-                        total += sum(
-                            sample.value for sample in family.samples if sample.labels.get("outcome") == "cancelled"
-                        )
+                    families = text_string_to_metric_families(await response.text())
+                samples = [sample for family in families for sample in family.samples]
+                total += sum(sample.value for sample in samples if sample.labels.get(label) == value)
         return int(total)
-
-    async def llama_busy(self) -> bool:
-        """Whether a slot of the llama.cpp server is at work."""
-        async with aiohttp.ClientSession() as http, http.get(f"{self.llama.http}/slots") as response:
-            return any(slot["is_processing"] for slot in await response.json())
 
 
 def fleet_spec(triton_a: Triton, triton_b: Triton, llama: Llama, valkey: Valkey) -> FleetSpec:
-    template = ChatTemplateSpec(text=CHAT_TEMPLATE.read_text(), stop=["<|im_end|>"])
-    tritons = [
-        EndpointSpec(id=triton.name, grpc=triton.grpc, http=triton.http, metrics=triton.metrics)
-        for triton in (triton_a, triton_b)
-    ]
-    return FleetSpec(
-        fleet="contract",
-        redis=RedisSpec(url=valkey.url),
-        pools={
-            TRITON_POOL: PoolSpec(protocol="triton", model=MODEL, chat_template=template, endpoints=tritons),
-            LLAMA_POOL: PoolSpec(
-                protocol="openai", model=MODEL_NAME, endpoints=[EndpointSpec(id=llama.name, http=llama.http)]
-            ),
-        },
-        routes={
-            "smollm2": RouteSpec(
-                pools=[WeightedPool(pool=TRITON_POOL, weight=2), WeightedPool(pool=LLAMA_POOL, weight=1)]
-            ),
-            "smollm2-triton": RouteSpec(pool=TRITON_POOL, fallback=[LLAMA_POOL]),
-            "smollm2-triton-only": RouteSpec(pool=TRITON_POOL),
-            "smollm2-llama": RouteSpec(pool=LLAMA_POOL),
-        },
+    """The embedded fleet, and a route without a fallback."""
+    ports = FleetPorts(
+        http=0,
+        admin=0,
+        valkey=_port(valkey.url),
+        triton_a=_triton_ports(triton_a),
+        triton_b=_triton_ports(triton_b),
+        llama=_port(llama.http),
     )
+    spec = fleet_file.fleet_spec(ports)
+    triton = spec.pools[TRITON_POOL]
+    assert triton.chat_template is not None
+    template = structs.replace(triton.chat_template, file=None, text=CHAT_TEMPLATE.read_text())
+    return structs.replace(
+        spec,
+        pools={**spec.pools, TRITON_POOL: structs.replace(triton, chat_template=template)},
+        routes={**spec.routes, "smollm2-triton-only": RouteSpec(pool=TRITON_POOL)},
+    )
+
+
+def _triton_ports(triton: Triton) -> TritonPorts:
+    return TritonPorts(_port(triton.http), _port(f"grpc://{triton.grpc}"), _port(triton.metrics))
+
+
+def _port(url: str) -> int:
+    port = urlsplit(url).port
+    assert port is not None
+    return port
 
 
 def prompt_of(words: int, seed: str) -> str:

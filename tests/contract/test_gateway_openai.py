@@ -174,25 +174,29 @@ async def test_a_client_that_leaves_stops_the_real_engine(fleet: Fleet, route: s
     prompt = prompt_of(1200, f"{route} {phase}") if phase == "prefill" else "Once upon a time"
     body = {"model": route, "prompt": prompt, "max_tokens": 2000, "stream": True}
     before = await fleet.cancelled()
-    async with aiohttp.ClientSession() as http:
+    begun = asyncio.Event()
 
-        async def leave() -> None:
-            async with http.post(f"{fleet.url}/v1/completions", json=body) as response:
-                async for _ in response.content:
-                    return
+    async def read() -> None:
+        async with aiohttp.ClientSession() as http, http.post(f"{fleet.url}/v1/completions", json=body) as response:
+            async for _ in response.content:
+                begun.set()
 
-        if phase == "prefill":
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(leave(), 1.0)
-        else:
-            await leave()
-    async with asyncio.timeout(2):
-        if route == "smollm2-llama":
-            while await fleet.llama_busy():  # noqa: ASYNC110 - another process's state
+    async def until_busy(busy: bool, within_s: float) -> None:
+        async with asyncio.timeout(within_s):
+            while await fleet.busy() != busy:  # noqa: ASYNC110 - another process's state
                 await asyncio.sleep(0.05)
-        else:
-            while await fleet.cancelled() != before + 1:  # noqa: ASYNC110 - the same
-                await asyncio.sleep(0.05)
+
+    await until_busy(False, 5)
+    reading = asyncio.create_task(read())
+    if phase == "decode":
+        await asyncio.wait_for(begun.wait(), 30)
+    await until_busy(True, 5)
+    assert begun.is_set() == (phase == "decode")
+    assert not reading.done()
+    reading.cancel()
+    await asyncio.wait([reading])
+    await until_busy(False, 2)
+    assert await fleet.cancelled() == before + (route != "smollm2-llama")
 
 
 BAD = [
