@@ -84,30 +84,35 @@ def triton_part(wheels: Wheels, run: RunDir, name: str, ports: TritonPorts) -> P
         f"import sys\n\nsys.path.append({str(PACKAGE_ROOT)!r})\n"
         "from headrace.local.ensemble_model import TritonPythonModel as TritonPythonModel\n"
     )
-    backend = folder / "backends" / "python"
-    shutil.copytree(wheels.triton_backend, backend)
-    stub = backend / wheels.triton_stub.name  # Triton looks for the stub beside the backend's library only
-    shutil.copyfile(wheels.triton_stub, stub)
-    stub.chmod(0o755)
     return Part(
         name=name,
-        command=(
-            str(wheels.triton),
-            f"--model-repository={model.parent}",
-            f"--backend-directory={backend.parent}",
-            *(f"--{api}-address={LOOPBACK}" for api in ("http", "grpc", "metrics")),
-            *(f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"),
-            "--allow-gpu-metrics=false",
-            "--disable-auto-complete-config",
-            "--exit-timeout-secs=3",
-            f"--backend-config=python,shm-region-prefix-name={run.shared_memory_prefix(name)}",
-            "--backend-config=python,shm-default-byte-size=1048576",
-        ),
-        env=_triton_env(wheels),
+        command=triton_command(wheels, model.parent, ports, run.shared_memory_prefix(name)),
+        env=triton_env(wheels),
         log=run.logs / f"{name}.log",
         ready=http_probe(ports.http, f"/v2/models/{MODEL}/ready"),
         address=f"grpc://{LOOPBACK}:{ports.grpc}",
         helper_pid=pid_file,
+    )
+
+
+def triton_command(wheels: Wheels, repository: Path, ports: TritonPorts, shared_memory_prefix: str) -> tuple[str, ...]:
+    """A Triton server for the models in `repository`; lays out the Python backend beside it."""
+    backend = repository.parent / "backends" / "python"
+    shutil.copytree(wheels.triton_backend, backend)
+    stub = backend / wheels.triton_stub.name  # Triton looks for the stub beside the backend's library only
+    shutil.copyfile(wheels.triton_stub, stub)
+    stub.chmod(0o755)
+    return (
+        str(wheels.triton),
+        f"--model-repository={repository}",
+        f"--backend-directory={backend.parent}",
+        *(f"--{api}-address={LOOPBACK}" for api in ("http", "grpc", "metrics")),
+        *(f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"),
+        "--allow-gpu-metrics=false",
+        "--disable-auto-complete-config",
+        "--exit-timeout-secs=3",
+        f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix}",
+        "--backend-config=python,shm-default-byte-size=1048576",
     )
 
 
@@ -119,7 +124,7 @@ def _python_env() -> dict[str, str]:
     return env
 
 
-def _triton_env(wheels: Wheels) -> dict[str, str]:
+def triton_env(wheels: Wheels) -> dict[str, str]:
     """The stub runs the `python3` it finds first: it must be the one that has the wheels."""
     libraries = [str(wheels.triton_libraries), python_libraries(), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {

@@ -9,16 +9,16 @@ import contextlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 
+from headrace.local.parts import TritonPorts, triton_command, triton_env
 from headrace.local.ports import LOOPBACK, free_ports
 from headrace.local.run_dir import RunDir
 from headrace.local.tether import tethered
-from headrace.local.wheels import Wheels, find_wheels, python_libraries
+from headrace.local.wheels import Wheels, find_wheels
 
 MODELS = Path(__file__).parent.parent / "triton_models"
 START_TIMEOUT_S = 60
@@ -28,52 +28,35 @@ class TritonModels:
     """The server; `start` and `kill` may be called in turn."""
 
     def __init__(self, wheels: Wheels, run: RunDir, models: tuple[str, ...]) -> None:
-        self.models = models
         self._wheels = wheels
         self._log = run.logs / "triton-models.log"
-        self._prefix = run.shared_memory_prefix("models")
-        self._http, self._grpc, self._metrics = free_ports(3)
+        self._ports = TritonPorts(*free_ports(3))
         self._process: asyncio.subprocess.Process | None = None
-        self._repository = run.path / "models"
+        repository = run.path / "models"
         for model in models:
-            (self._repository / model / "1").mkdir(parents=True)
-            shutil.copyfile(MODELS / model / "config.pbtxt", self._repository / model / "config.pbtxt")
-            shutil.copyfile(MODELS / "scripted.py", self._repository / model / "1" / "model.py")
-        backend = run.path / "backends" / "python"
-        shutil.copytree(wheels.triton_backend, backend)
-        shutil.copyfile(wheels.triton_stub, backend / wheels.triton_stub.name)
-        (backend / wheels.triton_stub.name).chmod(0o755)
-        self._backends = backend.parent
+            (repository / model / "1").mkdir(parents=True)
+            shutil.copyfile(MODELS / model / "config.pbtxt", repository / model / "config.pbtxt")
+            shutil.copyfile(MODELS / "scripted.py", repository / model / "1" / "model.py")
+        self._command = (
+            *triton_command(wheels, repository, self._ports, run.shared_memory_prefix("models")),
+            "--model-control-mode=explicit",
+            *(f"--load-model={model}" for model in models),
+        )
 
     @property
     def grpc(self) -> str:
-        return f"{LOOPBACK}:{self._grpc}"
+        return f"{LOOPBACK}:{self._ports.grpc}"
 
     @property
     def metrics(self) -> str:
-        return f"http://{LOOPBACK}:{self._metrics}/metrics"
+        return f"http://{LOOPBACK}:{self._ports.metrics}/metrics"
 
     async def start(self) -> None:
         """Start the server and wait until it is ready."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                str(self._wheels.triton),
-                f"--model-repository={self._repository}",
-                f"--backend-directory={self._backends}",
-                "--model-control-mode=explicit",
-                *(f"--load-model={model}" for model in self.models),
-                *(f"--{api}-address={LOOPBACK}" for api in ("http", "grpc", "metrics")),
-                *(f"--http-port={self._http}", f"--grpc-port={self._grpc}", f"--metrics-port={self._metrics}"),
-                "--allow-gpu-metrics=false",
-                "--disable-auto-complete-config",
-                "--exit-timeout-secs=3",
-                f"--backend-config=python,shm-region-prefix-name={self._prefix}",
-                "--backend-config=python,shm-default-byte-size=1048576",
-                env={
-                    **os.environ,
-                    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-                    "LD_LIBRARY_PATH": os.pathsep.join([str(self._wheels.triton_libraries), python_libraries()]),
-                },
+                *self._command,
+                env=triton_env(self._wheels),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -106,7 +89,7 @@ class TritonModels:
         return int(float(found[1])) if found else 0
 
     async def _ready(self) -> bool:
-        url = f"http://{LOOPBACK}:{self._http}/v2/health/ready"
+        url = f"http://{LOOPBACK}:{self._ports.http}/v2/health/ready"
         try:
             async with aiohttp.ClientSession() as session, session.get(url) as response:
                 return response.status == 200
