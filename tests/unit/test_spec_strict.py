@@ -212,7 +212,7 @@ def test_a_redis_url_that_is_accepted_is_one_the_client_can_use(url: str) -> Non
     reading = read_fleet(f"fleet: a\nredis: {{url: '{url}'}}\n")
     assert reading.problems == []
     assert reading.fleet is not None and reading.fleet.redis is not None
-    Redis.from_url(reading.fleet.redis.url).connection_pool.make_connection()
+    Redis.from_url(reading.fleet.redis.url).connection_pool.make_connection()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(
