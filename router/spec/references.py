@@ -73,8 +73,6 @@ def listeners(gateway: GatewaySpec) -> Iterator[Finding]:
 
 
 def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:
-    if not pool.model:
-        yield Finding((*path, "model"), "is empty; write the name the engine knows the model by")
     for index, endpoint in enumerate(pool.endpoints):
         if fault := address_fault(endpoint, pool.protocol):
             yield Finding((*path, "endpoints", index), fault)
