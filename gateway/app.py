@@ -5,9 +5,11 @@ the clients. Down: say so in `/readyz`, stop accepting, let the streams finish, 
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
+import resource
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -87,6 +89,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Serve. Raises ListenError if an address is not to be had."""
+        _raise_descriptor_limit()
         self._admin_runner = web.AppRunner(admin_app(self, self._admin_token), access_log=None)
         await self._admin_runner.setup()
         await _listen(self._admin_runner, "admin", self._spec.gateway.admin)
@@ -111,6 +114,13 @@ class Gateway:
             await self._admin_runner.cleanup()
         await self._live_fleet.close()
         await self.state.stop()
+
+
+def _raise_descriptor_limit() -> None:
+    """Take as many file descriptors as the system grants: every stream holds two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _listen(runner: web.BaseRunner, what: str, address: str) -> None:

@@ -20,6 +20,8 @@ from router.plan import Attempt, Plan
 from router.prompt import Fields, PromptView
 
 MAX_ATTEMPTS = 3
+MAX_LOST = 1
+"""How many engines a request may be lost in and still be tried elsewhere: it may be what brings them down."""
 
 _BUSY = UpstreamError(Failure.BUSY, "The engine answered that it cannot take more now.", HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -63,12 +65,14 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
     Raises the last UpstreamError, or ApiError for a request that the chosen engine's contract cannot express.
     """
     *others, last = plan.attempts[:MAX_ATTEMPTS]
+    lost = 0
     for attempt in others:
         try:
             head = await _open(exchange, attempt, request, engines)
         except UpstreamError as error:
             engines.failed(attempt.endpoint, error)
-            if not error.retryable:
+            lost += error.failure is Failure.LOST_BEFORE_ANSWER
+            if not error.retryable or lost > MAX_LOST:
                 raise
             logger.info("request %s: %s Trying another endpoint.", request.request_id, error)
         else:

@@ -73,8 +73,13 @@ class LiveFleet:
                 member.endpoint, member.pool = endpoint, pool
                 continue
             if member is not None:
-                self._retire(member)
-            self._members[id_] = member = Member(endpoint, pool)
+                self._retire(self._members.pop(id_))
+            try:
+                self._members[id_] = member = Member(endpoint, pool)
+            except Exception as error:  # whatever is wrong with one endpoint, the others go on
+                logger.exception("endpoint %s cannot be used", id_)
+                endpoint.state.detail = f"it cannot be used: {error}"
+                continue
             member.probing = asyncio.create_task(self._keep_probing(member), name=f"probe {id_}")
         for id_ in self._members.keys() - view.endpoints.keys():
             self._retire(self._members.pop(id_))
@@ -95,7 +100,8 @@ class LiveFleet:
 
     def models(self, pool: Pool) -> tuple[msgspec.Raw, ...]:
         """What the first of a pool's engines that says anything says of its models."""
-        return next((m.models for e in pool.endpoints if (m := self._members[e.id]).models), ())
+        members = (self._members.get(endpoint.id) for endpoint in pool.endpoints)
+        return next((member.models for member in members if member is not None and member.models), ())
 
     def timeouts(self) -> Iterator[Timeouts]:
         """The deadlines in force."""
@@ -157,7 +163,10 @@ class LiveFleet:
         except TimeoutError:
             health.probe_failed(state, f"no answer to a probe within {timeout:g} s", refused=False, limit=limit)
         except UpstreamError as error:
-            health.probe_failed(state, error.message, refused=error.failure is Failure.CONNECT, limit=limit)
+            if error.failure is Failure.GATEWAY:
+                logger.warning("endpoint %s could not be probed: %s", member.endpoint.id, error)
+            else:
+                health.probe_failed(state, error.message, refused=error.failure is Failure.CONNECT, limit=limit)
         except Exception as error:  # a probe that fails in a way nobody thought of must not end the probing
             logger.exception("probing endpoint %s", member.endpoint.id)
             health.probe_failed(state, f"probing it failed: {error}", refused=False, limit=limit)

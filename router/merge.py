@@ -96,7 +96,7 @@ def _laid_over(layers: list[Document], problems: list[str]) -> dict[str, Any]:
     for layer in layers:
         try:
             over = msgspec.json.decode(layer.spec, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:  # a ValidationError is a DecodeError
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # a ValidationError is a DecodeError
             named = _named(layer.family, layer.id, (layer.source,))
             problems.append(f"{named}: its document is not a JSON object: {error}")
             continue

@@ -142,12 +142,16 @@ class PromptView:
 def read_fields(body: bytes) -> Fields:
     """The top level of a JSON object. Raises a 400 ApiError for anything else."""
     try:
+        if not body.isascii():
+            body.decode()  # values that are passed on unread must be JSON, too
         return _FIELDS.decode(body)
     except RecursionError:
         raise invalid("The request body is nested too deeply.", code="invalid_json") from None
     except msgspec.ValidationError:
         raise invalid("The request body must be a JSON object.", code="invalid_json") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise invalid(f"The request body is not UTF-8 (byte {error.start}).", code="invalid_json") from None
+    except msgspec.DecodeError as error:
         reason = "it is empty" if not body else str(error)
         raise invalid(f"The request body is not valid JSON: {reason}.", code="invalid_json") from None
 
@@ -208,7 +212,10 @@ def _neutral(name: str, raw: msgspec.Raw) -> bool:
     neutral = NEUTRAL.get(name)
     if neutral is None or memoryview(raw).nbytes > 64:
         return False
-    decoded = _ANY.decode(raw)
+    try:
+        decoded = _ANY.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _malformed(name, error) from None
     return any(type(decoded) is not bool and decoded == v if type(v) is not bool else decoded is v for v in neutral)
 
 

@@ -13,10 +13,15 @@ by a contract test for the version in use:
 - `handle_error` makes the response to what is not HTTP, and to an exception nobody caught.
 
 - `writing_paused` and `_drain_helper` tell whether the client is behind and when it has caught up.
+
+- `_current_request` is the request being handled, `_messages` holds those read behind it, `_ErrInfo` among them stands
+  for what could not be parsed, and aiohttp stops reading by `pause_reading` and `_pause_reading_for_buffer`.
 """
 
 import asyncio
+import contextlib
 import logging
+import socket
 import uuid
 from collections.abc import Callable
 from http import HTTPStatus
@@ -24,8 +29,9 @@ from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_writer import HttpVersion11
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 
 from gateway.http.errors import error_body
 from router.errors import ApiError
@@ -34,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024
 """Bytes queued for a client that does not read before reading from the engine is paused."""
+SEND_BUFFER_BYTES = 128 * 1024
+"""What the kernel may queue besides (it takes twice that): left alone it swallows megabytes before anybody notices that
+a client is slow."""
 
 NOBODY = "-"
 """What `x-headrace-endpoint` and `x-headrace-route` say when no endpoint or route had a part in the answer."""
@@ -55,18 +64,48 @@ class Flow(Protocol):
 
 
 class ClientProtocol(RequestHandler):
-    """aiohttp's connection, with back-pressure passed on."""
+    """aiohttp's connection, with back-pressure passed on, and never deaf to a client that leaves.
 
-    __slots__ = ("response",)
+    A connection that is not read does not show that its other end is gone. aiohttp stops reading when too much lies
+    behind the request being handled: such a connection is closed instead.
+    """
 
-    def __init__(self, manager: web.Server, **kwargs: Any) -> None:
+    __slots__ = ("_server", "response")
+
+    def __init__(self, manager: "ClientServer", **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
+        self._server = manager
         self.response: ClientResponse | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         assert self.transport is not None
+        self._server.open_connections.add(self)
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._server.open_connections.discard(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
+            return
+        request = self._current_request
+        if request is not None and not request.content.is_eof():
+            # The body being read is what could not be parsed: its reader would wait for ever.
+            request.content.set_exception(RequestPayloadError("malformed body"))
+
+    def pause_reading(self) -> None:
+        super().pause_reading()
+        if self._current_request is not None and self._current_request.content.is_eof():
+            self.force_close()
+
+    def _pause_reading_for_buffer(self) -> None:
+        super()._pause_reading_for_buffer()
+        self.force_close()
 
     def handle_error(
         self,
@@ -79,6 +118,9 @@ class ClientProtocol(RequestHandler):
         if status >= 500:
             logger.error("unhandled error on %s %s", request.method, request.path, exc_info=exc)
             error = ApiError(status, "The gateway failed to handle the request.", "server_error", code="internal_error")
+        elif isinstance(exc, LineTooLong):
+            status = 431
+            error = ApiError(status, f"The request's head is too large: {exc.message}.", code="headers_too_large")
         else:
             error = ApiError(status, "The request is not valid HTTP/1.1.", code="bad_http_request")
         self.close()
@@ -103,10 +145,19 @@ class ClientServer(web.Server):
     """
 
     def __init__(self, handler: Callable[[web.BaseRequest], Any], **kwargs: Any) -> None:
-        super().__init__(handler, handler_cancellation=True, **kwargs)
+        super().__init__(handler, handler_cancellation=True, auto_decompress=False, **kwargs)
+        self.open_connections: set[ClientProtocol] = set()
 
     def __call__(self) -> ClientProtocol:
         return ClientProtocol(self, loop=self._loop, **self._kwargs)
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """Close every connection once its handler has ended and its client has taken what was written to it."""
+        await super().shutdown(timeout)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TAIL_S):
+                while self.open_connections:  # noqa: ASYNC110 - at the end of a process
+                    await asyncio.sleep(0.02)
 
 
 class ClientResponse:
@@ -120,6 +171,7 @@ class ClientResponse:
         self._protocol = protocol
         self._http11 = request.version >= HttpVersion11
         self._keep = request.keep_alive
+        self._bodyless = request.method == "HEAD"
         self._remaining: int | None = None
         self._chunked_body = False
         self._flow: Flow | None = None
@@ -180,9 +232,12 @@ class ClientResponse:
         self._write("\r\n".join(lines).encode("latin-1", "replace"))
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
-        """Write a whole response."""
+        """Write a whole response; of one to HEAD, the head."""
         self.start(status, headers, len(body))
-        self.write(body)
+        if self._bodyless:
+            self._remaining = 0
+        else:
+            self.write(body)
         self.finish()
 
     def write(self, payload: bytes) -> None:

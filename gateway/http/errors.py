@@ -5,6 +5,8 @@ import msgspec
 from gateway.upstream.base import Failure, UpstreamError
 from router.errors import ApiError
 
+_NOT_NOW = frozenset({Failure.CONNECT, Failure.NO_CONNECTION, Failure.GATEWAY, Failure.BUSY})
+"""Failures after which the same request may well succeed a little later."""
 _TYPES = {429: "rate_limit_error"}
 _encoder = msgspec.json.Encoder()
 
@@ -32,6 +34,6 @@ def error_event(error: ApiError) -> bytes:
 
 def as_api_error(error: UpstreamError) -> ApiError:
     """What a client is told when no engine answered its request, or its engine stopped answering."""
-    retry_after = 1 if error.failure in (Failure.CONNECT, Failure.NO_CONNECTION, Failure.BUSY) else None
+    retry_after = 1 if error.failure in _NOT_NOW else None
     type_ = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return ApiError(error.status, error.message, type_, code=error.code, retry_after=retry_after)

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
@@ -120,12 +120,16 @@ class Front:
 
     async def _read_body(self, request: web.BaseRequest, response: ClientResponse) -> bytes:
         """The whole request body. Raises ApiError: 413 over the limit, 408 for a client that stops sending, 400 for
-        bytes that are not what their framing or coding says."""
+        bytes that are not what their framing says, 415 for a coding: a few bytes of it could keep a core busy for
+        long."""
         limit = self._body_limit
         if (request.content_length or 0) > limit:
             response.close_after()
             raise _too_large(limit)
-        if request.headers.get("expect", "").lower() == "100-continue":
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            response.close_after()
+            raise ApiError(415, "Send the request body without Content-Encoding.", code="unsupported_encoding")
+        if request.headers.get("expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
             write_continue(request)
         content = request.content
         pieces: list[bytes] = []

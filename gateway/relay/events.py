@@ -14,9 +14,9 @@ import re
 EVENT_LIMIT = 1024 * 1024
 """Bytes of one unfinished event that are held before the stream is given up."""
 
-END_MARK = re.compile(rb"(?:\A|\n)data: ?\[DONE\]\s*\Z")
-"""The event that says that nothing of a stream is missing, as the last of some bytes. A JSON string holds no line feed,
-so text that quotes the mark is not taken for it."""
+END_MARK = re.compile(rb"(?:\A|\n)data: ?\[DONE\]\r?(?:\n|\Z)")
+"""The line that says that nothing of a stream is missing. A JSON string holds no line feed, so text that quotes the
+mark is not taken for it."""
 
 _CHUNK_SIZE = re.compile(rb"(0*[1-9A-Fa-f][0-9A-Fa-f]{0,7})\r\n")
 """Size line of a chunk that is not the last and has no extension."""

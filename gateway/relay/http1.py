@@ -13,6 +13,8 @@ _CHUNK_LINE_LIMIT = 4096
 _TRAILER_LIMIT = 16 * 1024
 
 _STATUS_LINE = re.compile(rb"^HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?$")
+_LENGTH = re.compile(r"^[0-9]{1,18}\Z")
+_VALUE_NEVER = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _HEADER_NAME = re.compile(rb"^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$")
 _CHUNK_SIZE = re.compile(rb"^([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?$")
 
@@ -57,7 +59,7 @@ def parse_head(data: bytes) -> ResponseHead:
     if codings not in ([], ["chunked"]):
         raise FramingError(f"transfer coding {', '.join(codings)!r} was not asked for")
     chunked = bool(codings)
-    if len(lengths) > 1 or any(not length.isascii() or not length.isdigit() for length in lengths):
+    if len(lengths) > 1 or any(_LENGTH.match(length) is None for length in lengths):
         raise FramingError(f"conflicting or malformed content-length: {', '.join(sorted(lengths))[:80]!r}")
     if chunked and lengths:
         raise FramingError("both content-length and transfer-encoding")
@@ -76,7 +78,7 @@ def _list_values(headers: tuple[tuple[str, str], ...], name: str) -> list[str]:
 
 def _header(line: bytes) -> tuple[str, str]:
     name, colon, value = line.partition(b":")
-    if not colon or _HEADER_NAME.match(name) is None or b"\n" in value or b"\r" in value or b"\0" in value:
+    if not colon or _HEADER_NAME.match(name) is None or _VALUE_NEVER.search(value):
         raise FramingError(f"malformed header line: {line[:80]!r}")
     return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
 

@@ -27,7 +27,9 @@ class Failure(Enum):
     CONNECT = "connect"
     """There is nothing to connect to: the engine has seen nothing, and nobody else will do better."""
     NO_CONNECTION = "no_connection"
-    """No connection was made, which need not be the engine's fault: no time, no descriptors. It has seen nothing."""
+    """No connection was made in time: the engine has seen nothing, and may only be busy."""
+    GATEWAY = "gateway"
+    """The gateway itself had not what it takes to connect: file descriptors, ports, memory."""
     LOST_BEFORE_ANSWER = "lost_before_answer"
     """The connection ended after the request was sent and before any answer."""
     BUSY = "busy"
@@ -62,7 +64,7 @@ class UpstreamError(Exception):
     @property
     def endpoint_fault(self) -> bool:
         """Whether it speaks against the endpoint's health: then it is probed at once."""
-        return self.failure not in (Failure.BUSY, Failure.ENGINE)
+        return self.failure not in (Failure.BUSY, Failure.ENGINE, Failure.GATEWAY)
 
 
 _RETRYABLE = frozenset({Failure.CONNECT, Failure.NO_CONNECTION, Failure.LOST_BEFORE_ANSWER, Failure.BUSY})

@@ -18,6 +18,10 @@ from gateway.relay.http1 import HEAD_LIMIT, ChunkedReader, FramingError, Respons
 from gateway.upstream.base import Failure, Sink, UpstreamError
 from gateway.upstream.http_connection import Connection, ConnectionPool
 
+_INTERIM_LIMIT = 16
+"""1xx responses before the real one."""
+_STALE_S = 0.05
+"""How soon a write shows that its connection was closed already: the reset is on its way or a round trip off."""
 _EARLY_LIMIT = 64 * 1024
 """Body bytes read ahead of `relay` before reading is paused."""
 
@@ -39,6 +43,7 @@ class HttpCall:
         "_head",
         "_head_bytes",
         "_head_waiter",
+        "_interim",
         "_last",
         "_loop",
         "_lost",
@@ -68,6 +73,7 @@ class HttpCall:
         self._connection: Connection | None = None
         self._head: ResponseHead | None = None
         self._head_bytes = b""
+        self._interim = 0
         self._head_waiter: asyncio.Future[ResponseHead] | None = None
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._given_up: UpstreamError | None = None
@@ -88,18 +94,23 @@ class HttpCall:
     async def send(self) -> ResponseHead:
         """Send the request and wait for the head of the answer. Raises UpstreamError.
 
-        A connection that was used before may be closed by the engine in the moment it is used again. If it ends before
-        a single byte of answer, the request is sent once more on a new one, as RFC 9112 section 9.3.1 has it.
+        A connection that was used before may be closed by the engine in the moment it is used again. If it ends at once
+        and without a single byte of answer, the request is sent once more on a new one, as RFC 9112 section 9.3.1 has
+        it. One that ends later had the request in work, and is not worked on twice here.
         """
         connection = self._pool.take()
         if connection is not None:
             try:
                 return await self._send_on(connection)
             except UpstreamError as error:
-                answered = self._head is not None or self._head_bytes
-                if error.failure is not Failure.LOST_BEFORE_ANSWER or answered or self._given_up is not None:
+                if error.failure is not Failure.LOST_BEFORE_ANSWER or not self._was_stale():
                     raise
         return await self._send_on(await self._pool.connect(self._timeout))
+
+    def _was_stale(self) -> bool:
+        """Whether the connection just lost was dead before the request reached the engine."""
+        unanswered = self._head is None and not self._head_bytes and self._given_up is None
+        return unanswered and self._loop.time() - self.last_read < _STALE_S
 
     async def _send_on(self, connection: Connection) -> ResponseHead:
         self._connection = connection
@@ -166,6 +177,9 @@ class HttpCall:
             if head.status >= 200:
                 self._start_body(head)
                 return self._head_bytes
+            self._interim += 1
+            if self._interim > _INTERIM_LIMIT:
+                raise FramingError(f"more than {_INTERIM_LIMIT} interim responses")
         if len(self._head_bytes) > HEAD_LIMIT:
             raise FramingError(f"a response head of more than {HEAD_LIMIT} bytes")
         return b""
@@ -284,9 +298,14 @@ class HttpCall:
         """Whether the end of the connection is the end of the answer: the body is delimited by it, or nothing is
         missing but the framing."""
         assert self._head is not None
-        if self._events is not None:
-            return END_MARK.search(self._last) is not None and not self._events.holding
-        return error is None and not self._head.chunked and self._head.content_length is None
+        if self._events is None:
+            return error is None and not self._head.chunked and self._head.content_length is None
+        rest = self._events.rest()
+        if END_MARK.search(rest) is None:
+            return not rest and END_MARK.search(self._last) is not None
+        if self._sink is not None:
+            self._sink.write(rest)
+        return True
 
     def _broken(self, error: Exception) -> None:
         if isinstance(error, UpstreamError):

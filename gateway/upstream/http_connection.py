@@ -117,7 +117,7 @@ class ConnectionPool:
             ) from None
         except OSError as error:
             reason = os.strerror(error.errno).lower() if error.errno else "no address"
-            failure = Failure.NO_CONNECTION if error.errno in _OWN_TROUBLE else Failure.CONNECT
+            failure = Failure.GATEWAY if error.errno in _OWN_TROUBLE else Failure.CONNECT
             raise UpstreamError(
                 failure, f"Engine {self.endpoint} cannot be reached: {reason}.", 503, "connect_failed"
             ) from None

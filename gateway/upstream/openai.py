@@ -88,10 +88,11 @@ class OpenAIEngine:
         if status != 200:
             return ()
         try:
-            models = tuple(msgspec.json.decode(body, type=_ModelList).data)
-            self._llama_cpp = any(msgspec.json.decode(raw, type=_Model).owned_by == _LLAMA_CPP for raw in models)
-        except msgspec.DecodeError:
+            entries = msgspec.json.decode(body, type=_ModelList).data
+        except (msgspec.DecodeError, RecursionError):
             return ()
+        models = tuple(raw for raw in entries if _is_sound(raw))
+        self._llama_cpp = any(msgspec.json.decode(raw, type=_Model).owned_by == _LLAMA_CPP for raw in models)
         return models
 
     async def _get(self, path: str, connect: float) -> tuple[int, bytes]:
@@ -128,6 +129,16 @@ class _ModelList(msgspec.Struct):
 
 class _Model(msgspec.Struct):
     owned_by: str | None = None
+
+
+def _is_sound(entry: msgspec.Raw) -> bool:
+    """Whether an entry can be shown to clients among others."""
+    try:
+        msgspec.json.decode(entry, type=_Model)
+        msgspec.json.encode(msgspec.json.decode(entry, type=dict[str, object]))
+    except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _is_progress(event: bytes) -> bool:

@@ -248,8 +248,10 @@ def _read_field(snapshot: Snapshot, problems: list[str], family: Family, name: b
                 snapshot.marks[family, source] = Mark.parse(value.decode(errors="replace"))
         return
     try:
+        value.decode()  # what is kept unread is written back one day
         document = msgspec.json.decode(value, type=Document)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        msgspec.json.decode(document.spec)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         problems.append(f"The document {text!r} of {family} in Redis cannot be read and is skipped: {error}")
         return
     if document.family != family or _field_of(document) != text:

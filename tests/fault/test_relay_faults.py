@@ -274,7 +274,7 @@ async def test_a_connection_the_engine_closed_meanwhile_costs_no_request(client:
     async def once(connection: EngineConnection) -> None:
         await whole(connection)
         if len(engine.requests) == 1:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.01)
             connection.reset()
 
     async with ScriptedEngine(once) as engine, running_gateway(one_pool(engine.endpoint())) as running:

@@ -147,3 +147,9 @@ def test_a_fleet_file_survives_the_way_through_its_documents() -> None:
     assert merged.pools["p"] == msgspec.structs.replace(fleet.pools["p"], endpoints=[])
     endpoint = merged.endpoints["a"]
     assert (endpoint.pool, endpoint.grpc, endpoint.zone, endpoint.capacity) == ("p", "127.0.0.1:1", "b", "spot")
+
+
+@pytest.mark.parametrize("spec", [b"[" * 100_000, b'{"zone":"\xff"}', b'{"a":' * 5000 + b"1" + b"}" * 5000])
+def test_a_spec_that_no_reader_can_read_is_a_problem_and_no_more(spec: bytes) -> None:
+    unreadable = Document(family="endpoints", id="e", source="cli", generation=1, spec=msgspec.Raw(spec))
+    assert len(merge([unreadable]).problems) == 1
