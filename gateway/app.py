@@ -21,6 +21,7 @@ from gateway.fleet import LiveFleet
 from gateway.http.client_response import ClientServer
 from gateway.http.front import Front
 from gateway.metrics import FleetCollector, Metrics
+from gateway.upstream.base import Failure, UpstreamError
 from router.fleet import FleetView
 from router.merge import MergedFleet
 from router.spec.documents import file_documents
@@ -32,6 +33,9 @@ DRAIN_S = 300.0
 """How long streams may go on after the gateway was told to stop."""
 KEEP_ALIVE_S = 75.0
 """How long an idle client connection is kept."""
+_GIVING_UP_S = 2.0
+"""How long streams that are given up have to tell their clients so."""
+_STOPPING = UpstreamError(Failure.BUSY, "The gateway is stopping and waits no longer.", 503, "gateway_stopping")
 _FIRST_PROBES_S = 3.0
 """How long the first round of probes may hold up the start; longer than a probe's default timeout."""
 _BACKLOG = 1024
@@ -97,16 +101,16 @@ class Gateway:
         await self._live_fleet.probed_once(_FIRST_PROBES_S)
         self._sweep = asyncio.create_task(self._live.sweep(), name="deadline sweep")
         server = ClientServer(self._front.handle, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
-        self._client_runner = web.ServerRunner(server, shutdown_timeout=DRAIN_S)
+        self._client_runner = web.ServerRunner(server, shutdown_timeout=DRAIN_S + _GIVING_UP_S)
         await self._client_runner.setup()
         await _listen(self._client_runner, "http", self._spec.gateway.http)
         self.lifecycle = "serving"
 
     async def stop(self) -> None:
-        """Drain, then release everything."""
+        """Drain, then release everything. Cancelled, it waits for streams no longer."""
         self.lifecycle = "draining"
         if self._client_runner is not None:
-            await self._client_runner.cleanup()
+            await self._drain(self._client_runner)
         if self._sweep is not None:
             self._sweep.cancel()
             await asyncio.wait([self._sweep])
@@ -114,6 +118,16 @@ class Gateway:
             await self._admin_runner.cleanup()
         await self._live_fleet.close()
         await self.state.stop()
+
+    async def _drain(self, runner: web.ServerRunner) -> None:
+        """Let the streams finish; those that do not in time end with an error event."""
+        closing = asyncio.create_task(runner.cleanup(), name="drain")
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([closing], timeout=DRAIN_S)
+        if not closing.done():
+            self._live.abort(_STOPPING)
+            await asyncio.wait([closing], timeout=_GIVING_UP_S)
+            closing.cancel()
 
 
 def _raise_descriptor_limit() -> None:

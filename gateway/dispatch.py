@@ -111,6 +111,7 @@ async def relay(exchange: Exchange, answer: OpenAnswer, engines: Engines) -> Non
     """Pass the answer on to the client, up to its end or to the report that it broke off."""
     response, call, head = exchange.response, exchange.call, answer.head
     assert call is not None
+    exchange.streamed = head.events
     response.start(head.status, _headers(answer), head.content_length)
     response.follow(call)
     try:

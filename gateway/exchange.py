@@ -26,12 +26,14 @@ SWEEP_LONGEST_S = 1.0
 class Exchange:
     """A request on its way. Use as a context manager."""
 
-    __slots__ = ("_live", "attempt", "attempt_started", "call", "response", "route", "started")
+    __slots__ = ("_live", "attempt", "attempt_started", "call", "response", "route", "started", "streamed")
 
     def __init__(self, live: "LiveExchanges", response: ClientResponse) -> None:
         self._live = live
         self.response = response
         self.route = ""
+        self.streamed = False
+        """The answer is a stream of events: its first byte is its first token."""
         self.started = live.now()
         self.attempt: Attempt | None = None
         self.attempt_started = 0.0
@@ -102,6 +104,12 @@ class LiveExchanges:
 
     def remove(self, exchange: Exchange) -> None:
         self._open.discard(exchange)
+
+    def abort(self, error: UpstreamError) -> None:
+        """Give up every open exchange's engine: their clients are told."""
+        for exchange in tuple(self._open):
+            if exchange.call is not None:
+                exchange.call.abort(error)
 
     async def sweep(self) -> None:
         """Enforce deadlines until cancelled."""

@@ -172,9 +172,10 @@ class LiveFleet:
             health.probe_failed(state, f"probing it failed: {error}", refused=False, limit=limit)
         else:
             self._learn(member, report)
-        if state.phase != before:
+        never_answered = state.phase == "starting" and state.failed_probes == 1
+        if state.phase != before or never_answered:
             logger.log(
-                logging.WARNING if state.phase == "unhealthy" else logging.INFO,
+                logging.INFO if state.phase == "ready" else logging.WARNING,
                 "endpoint %s: %s -> %s (%s)", member.endpoint.id, before, state.phase, state.detail,
             )  # fmt: skip
 

@@ -63,6 +63,12 @@ def _can(endpoint: Endpoint, needs: frozenset[str]) -> bool:
 def _refusal(route: Route, prompt: PromptView) -> ApiError:
     endpoints = [endpoint for pool in route.all_pools for endpoint in pool.endpoints]
     if endpoints and not any(_can(endpoint, prompt.needs) for endpoint in endpoints):
+        if prompt.api == "embeddings":
+            return invalid(
+                f"No engine behind {route.name!r} makes embeddings. Use another model.",
+                param="model",
+                code="unsupported_api",
+            )
         missing = [prompt.needs - (endpoint.state.capabilities or frozenset()) for endpoint in endpoints]
         missing.sort(key=len)
         need = min(missing[0])

@@ -109,6 +109,8 @@ _TYPES: dict[str, Any] = {
     "user": str | None,
     "cache_salt": str | None,
 }
+_MAY_BE_EMPTY = frozenset({"assistant", "function"})
+"""Roles whose messages may have no content, tool calls say instead what they did."""
 _NULL = msgspec.Raw(b"null")
 _DECODERS = {name: msgspec.json.Decoder(type_) for name, type_ in _TYPES.items()}
 _FIELDS = msgspec.json.Decoder(Fields)
@@ -238,7 +240,14 @@ def _canonical_chat(fields: Fields, needs: set[str]) -> tuple[bytes, int]:
         content = message.content
         if isinstance(content, str):
             parts.append(content.encode())
-        elif content is not None:
+        elif content is None:
+            if message.role not in _MAY_BE_EMPTY:
+                raise invalid(
+                    f"Missing required parameter: 'messages[{index}].content'.",
+                    param=f"messages[{index}].content",
+                    code="missing_required_parameter",
+                )
+        else:
             parts += [_canonical_part(part, index, position, needs) for position, part in enumerate(content)]
         if message.tool_calls is not None:
             needs.add("tools")

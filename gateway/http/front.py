@@ -158,24 +158,21 @@ class Front:
         metrics = self._metrics
         metrics.requests.labels(api, route, response.status).inc()
         metrics.duration.labels(api, route).observe(self._live.now() - exchange.started)
-        if response.first_write and response.status < 400:
+        if exchange.streamed and response.first_write:
             metrics.ttft.labels(api, route).observe(response.first_write - exchange.started)
 
     async def _models(self, path: str, response: ClientResponse) -> None:
         """The routes as OpenAI's model list, each with what its engine says of the model."""
-        routes = self._fleet.view.routes
         name = path.removeprefix("/v1/models").removeprefix("/")
         if not name:
-            entries = [self._model(route) for route in routes.values()]
+            entries = [self._model(route) for route in self._fleet.view.routes.values()]
             body = msgspec.json.encode({"object": "list", "data": entries})
-        elif name in routes:
-            body = msgspec.json.encode(self._model(routes[name]))
         else:
-            error = ApiError(
-                404, f"The model {name[:200]!r} does not exist here.", param="model", code="model_not_found"
-            )
-            _refuse(response, error)
-            return
+            try:
+                body = msgspec.json.encode(self._model(self._fleet.view.route(name)))
+            except ApiError as error:
+                _refuse(response, error)
+                return
         response.send(200, (_JSON, ("x-headrace-endpoint", NOBODY), ("x-headrace-route", _header_value(name))), body)
 
     def _model(self, route: Route) -> dict[str, object]:

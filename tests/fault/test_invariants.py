@@ -218,6 +218,23 @@ class TestDrain:
             assert await asked == (200, ONE + DONE)
             await asyncio.wait_for(stopping, 5)
 
+    async def test_a_gateway_told_to_wait_no_longer_tells_its_clients(self, client: aiohttp.ClientSession) -> None:
+        async def hangs(connection: EngineConnection) -> None:
+            await connection.events(ONE)
+            await connection.client_gone()
+
+        async with ScriptedEngine(hangs) as engine, running_gateway(one_pool(engine.endpoint())) as running:
+            asked = asyncio.create_task(ask(client, running, STREAM))
+            await running.until(lambda: bool(engine.requests), "a stream is running")
+            await asyncio.sleep(0.05)
+            stopping = asyncio.create_task(running.gateway.stop())
+            await asyncio.sleep(0.1)
+            stopping.cancel()
+            await asyncio.wait_for(stopping, 5)
+            status, body = await asked
+        assert status == 200
+        assert body.startswith(ONE + b'data: {"error"') and b"gateway_stopping" in body and b"[DONE]" not in body
+
     async def test_taking_an_endpoint_out_cuts_no_stream(self, client: aiohttp.ClientSession) -> None:
         go_on = asyncio.Event()
 

@@ -124,6 +124,8 @@ def test_other_forms_of_content_are_needs() -> None:
         ({"model": "m", "messages": "hi"}, "messages"),
         ({"model": "m", "messages": [{"content": "hi"}]}, "messages[0]"),
         ({"model": "m", "messages": [*USER, {"role": "user", "content": 3}]}, "messages[1].content"),
+        ({"model": "m", "messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"model": "m", "messages": [{"role": "system", "content": None}, *USER]}, "messages[0].content"),
         ({"model": "m", "messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0]"),
         ({"model": "m", "messages": USER, "temperature": "hot"}, "temperature"),
         ({"model": "m", "messages": USER, "max_tokens": 1.5}, "max_tokens"),

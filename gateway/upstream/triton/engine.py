@@ -144,7 +144,7 @@ class TritonEngine:
                 detail = f"{detail}; no chat: {error}"
             else:
                 capabilities |= {"messages", "chat_template_kwargs", "add_generation_prompt"}
-        entry = {"id": contract.model, "object": "model", "created": 0, "owned_by": "triton"}
+        entry = {"id": contract.model, "object": "model", "owned_by": "triton"}
         return ProbeReport(
             ready=True,
             detail=detail,
