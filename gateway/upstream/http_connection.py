@@ -6,8 +6,11 @@ everything it reads to its `Receiver`.
 """
 
 import asyncio
+import contextlib
 import errno
 import os
+import socket
+import struct
 from collections import deque
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -17,6 +20,8 @@ from gateway.upstream.base import Failure, UpstreamError
 IDLE_LIMIT_S = 4.0
 """How long an unused connection is kept. Engines close theirs after 5 s or more (uvicorn, llama.cpp): ours goes first,
 so that no request meets a connection that is just being closed."""
+_RESET = struct.pack("ii", 1, 0)
+"""`SO_LINGER` with no time to linger: closing resets the connection."""
 _OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 """Why a connection may fail that says nothing of the engine."""
 IDLE_CONNECTIONS = 256
@@ -69,10 +74,13 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def drop(self) -> None:
-        """Close at once. The engine sees its client go, and stops working for it."""
-        self.closed = True
+        """Close at once, by a reset: the engine's next write fails, and it stops working for nobody. An orderly close
+        would let that write succeed and only the one after it fail, which in a prefill is a whole batch later."""
         self.receiver = None
-        if self.transport is not None:
+        if self.transport is not None and not self.closed:
+            self.closed = True
+            with contextlib.suppress(OSError):
+                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.transport.abort()
 
 
