@@ -7,14 +7,15 @@ retried: no connection, a connection that ended before any answer, an engine tha
 """
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gateway.exchange import Exchange
 from gateway.http.client_response import ClientResponse, Headers
 from gateway.http.errors import as_api_error, error_event
-from gateway.upstream.base import AnswerHead, Engine, EngineRequest, Failure, UpstreamError
+from gateway.upstream.base import AnswerHead, Engine, EngineCall, EngineRequest, Failure, UpstreamError
 from router.fleet import Endpoint
 from router.plan import Attempt, Plan
 from router.prompt import Fields, PromptView
@@ -23,7 +24,7 @@ MAX_ATTEMPTS = 3
 MAX_LOST = 1
 """How many engines a request may be lost in and still be tried elsewhere: it may be what brings them down."""
 
-_BUSY = UpstreamError(Failure.BUSY, "The engine answered that it cannot take more now.", HTTPStatus.SERVICE_UNAVAILABLE)
+_Sent = TypeVar("_Sent")
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +54,39 @@ class ClientRequest:
 
 @dataclass(slots=True, frozen=True)
 class OpenAnswer:
-    """An answer an engine has committed to. Its call is the exchange's."""
+    """An answer an engine has committed to."""
 
     attempt: Attempt
     head: AnswerHead
+    call: EngineCall
+
+
+async def first_willing(
+    exchange: Exchange,
+    plan: Plan,
+    engines: Engines,
+    request_id: str,
+    send: Callable[[Attempt, Engine], Awaitable[_Sent]],
+) -> _Sent:
+    """What `send` returns for the first endpoint of `plan` for which it does not raise.
+
+    `send` puts its call on the exchange. Raises the last UpstreamError, and at once whatever else `send` raises.
+    """
+    lost = 0
+    attempts = plan.attempts[:MAX_ATTEMPTS]
+    for attempt in attempts:
+        try:
+            engine = engines.engine(attempt.endpoint)
+            exchange.begin_attempt(attempt)
+            engines.attempted(attempt)
+            return await send(attempt, engine)
+        except UpstreamError as error:
+            engines.failed(attempt.endpoint, error)
+            lost += error.failure is Failure.LOST_BEFORE_ANSWER
+            if not error.retryable or lost > MAX_LOST or attempt is attempts[-1]:
+                raise
+            logger.info("request %s: %s Trying another endpoint.", request_id, error)
+    raise AssertionError("a plan has at least one attempt")
 
 
 async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, engines: Engines) -> OpenAnswer:
@@ -64,58 +94,39 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
 
     Raises the last UpstreamError, or ApiError for a request that the chosen engine's contract cannot express.
     """
-    *others, last = plan.attempts[:MAX_ATTEMPTS]
-    lost = 0
-    for attempt in others:
-        try:
-            head = await _open(exchange, attempt, request, engines)
-        except UpstreamError as error:
-            engines.failed(attempt.endpoint, error)
-            lost += error.failure is Failure.LOST_BEFORE_ANSWER
-            if not error.retryable or lost > MAX_LOST:
-                raise
-            logger.info("request %s: %s Trying another endpoint.", request.request_id, error)
-        else:
-            if head.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                return OpenAnswer(attempt, head)
-            engines.failed(attempt.endpoint, _BUSY)
-    try:
-        return OpenAnswer(last, await _open(exchange, last, request, engines))
-    except UpstreamError as error:
-        engines.failed(last.endpoint, error)
-        raise
-
-
-async def _open(exchange: Exchange, attempt: Attempt, request: ClientRequest, engines: Engines) -> AnswerHead:
-    engine = engines.engine(attempt.endpoint)
-    exchange.begin_attempt(attempt)
-    engines.attempted(attempt)
+    last = plan.attempts[:MAX_ATTEMPTS][-1]
     prompt = request.prompt
-    call = engine.call(
-        EngineRequest(
-            api=prompt.api,
-            body=request.fields,
-            stream=prompt.stream,
-            include_usage=prompt.include_usage,
-            request_id=request.request_id,
-            headers=request.headers,
-            endpoint=attempt.endpoint,
-            pool=attempt.pool,
+
+    async def send(attempt: Attempt, engine: Engine) -> OpenAnswer:
+        call = engine.call(
+            EngineRequest(
+                api=prompt.api,
+                body=request.fields,
+                stream=prompt.stream,
+                include_usage=prompt.include_usage,
+                request_id=request.request_id,
+                headers=request.headers,
+                endpoint=attempt.endpoint,
+                pool=attempt.pool,
+            )
         )
-    )
-    exchange.call = call
-    return await call.open()
+        exchange.call = call
+        head = await call.open()
+        if head.status == HTTPStatus.SERVICE_UNAVAILABLE and attempt is not last:
+            raise UpstreamError(Failure.BUSY, f"Engine {attempt.endpoint.id} cannot take more now.", head.status)
+        return OpenAnswer(attempt, head, call)
+
+    return await first_willing(exchange, plan, engines, request.request_id, send)
 
 
-async def relay(exchange: Exchange, answer: OpenAnswer, engines: Engines) -> None:
+async def relay(exchange: Exchange, response: ClientResponse, answer: OpenAnswer, engines: Engines) -> None:
     """Pass the answer on to the client, up to its end or to the report that it broke off."""
-    response, call, head = exchange.response, exchange.call, answer.head
-    assert call is not None
+    head = answer.head
     exchange.streamed = head.events
     response.start(head.status, _headers(answer), head.content_length)
-    response.follow(call)
+    response.follow(answer.call)
     try:
-        await call.relay(response)
+        await answer.call.relay(response)
     except UpstreamError as error:
         engines.failed(answer.attempt.endpoint, error)
         _report(response, head, error)

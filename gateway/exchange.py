@@ -11,9 +11,9 @@ timeout in force, instead of a timer per request that every chunk would have to 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
-from gateway.http.client_response import ClientResponse
-from gateway.upstream.base import EngineCall, Failure, UpstreamError
+from gateway.upstream.base import Failure, LiveCall, UpstreamError
 from router.fleet import Timeouts
 from router.plan import Attempt
 
@@ -23,21 +23,33 @@ SWEEP_SHORTEST_S = 0.005
 SWEEP_LONGEST_S = 1.0
 
 
+class Client(Protocol):
+    """Who an exchange is for, as far as deadlines are concerned."""
+
+    paused_since: float
+    """Loop time since when the client has not kept up; 0 if it does."""
+    resumed_at: float
+    """Loop time when it last caught up."""
+
+    def abort(self) -> None:
+        """End the client's connection or call: it does not read."""
+
+
 class Exchange:
     """A request on its way. Use as a context manager."""
 
-    __slots__ = ("_live", "attempt", "attempt_started", "call", "response", "route", "started", "streamed")
+    __slots__ = ("_live", "attempt", "attempt_started", "call", "client", "route", "started", "streamed")
 
-    def __init__(self, live: "LiveExchanges", response: ClientResponse) -> None:
+    def __init__(self, live: "LiveExchanges", client: Client) -> None:
         self._live = live
-        self.response = response
+        self.client = client
         self.route = ""
         self.streamed = False
         """The answer is a stream of events: its first byte is its first token."""
         self.started = live.now()
         self.attempt: Attempt | None = None
         self.attempt_started = 0.0
-        self.call: EngineCall | None = None
+        self.call: LiveCall | None = None
 
     def __enter__(self) -> "Exchange":
         self._live.add(self)
@@ -68,7 +80,7 @@ class Exchange:
         attempt, call = self.attempt, self.call
         if attempt is None or call is None:
             return
-        timeouts, paused_since = attempt.pool.timeouts, self.response.paused_since
+        timeouts, paused_since = attempt.pool.timeouts, self.client.paused_since
         if now - self.started > timeouts.total:
             call.abort(_overdue("total", timeouts.total))
         elif not call.answering:
@@ -76,8 +88,8 @@ class Exchange:
                 call.abort(_overdue("first_byte", timeouts.first_byte))
         elif paused_since:
             if now - paused_since > timeouts.idle:
-                self.response.abort()
-        elif now - max(call.last_read, self.response.resumed_at) > timeouts.idle:
+                self.client.abort()
+        elif now - max(call.last_read, self.client.resumed_at) > timeouts.idle:
             call.abort(_overdue("idle", timeouts.idle))
 
 

@@ -48,8 +48,7 @@ def add_endpoint(endpoint: NewEndpoint, documents: list[Document], merged: Merge
     if pool is None:
         raise _no_pool(endpoint.pool, merged, "pool")
     if fault := address_fault(endpoint, pool.protocol):
-        # A fault names its field between backquotes.
-        raise invalid(f"Endpoint {endpoint.id} cannot be in pool {endpoint.pool}: {fault}.", param=fault.split("`")[1])
+        raise invalid(f"Endpoint {endpoint.id} cannot be in pool {endpoint.pool}: {fault}.", param=fault.field)
     spec = msgspec.to_builtins(endpoint)
     del spec["id"]
     return _document("endpoints", endpoint.id, spec, documents)

@@ -84,8 +84,8 @@ class Front:
     async def _generate(self, api: Api, request: web.BaseRequest, request_id: str, response: ClientResponse) -> None:
         with Exchange(self._live, response) as exchange:
             try:
-                answer = await self._open(api, request, request_id, exchange)
-                await relay(exchange, answer, self._fleet)
+                answer = await self._open(api, request, request_id, exchange, response)
+                await relay(exchange, response, answer, self._fleet)
             except ApiError as error:
                 _refuse(response, error, *_placed(exchange))
             except UpstreamError as error:
@@ -101,15 +101,17 @@ class Front:
                 else:
                     _refuse(response, _INTERNAL, *_placed(exchange))
             finally:
-                self._observe(api, exchange)
+                self._observe(api, exchange, response)
 
-    async def _open(self, api: Api, request: web.BaseRequest, request_id: str, exchange: Exchange) -> OpenAnswer:
+    async def _open(
+        self, api: Api, request: web.BaseRequest, request_id: str, exchange: Exchange, response: ClientResponse
+    ) -> OpenAnswer:
         """Read, view, plan, and get an engine to answer. The body is let go of on return."""
-        fields = read_fields(await self._read_body(request, exchange.response))
+        fields = read_fields(await self._read_body(request, response))
         prompt = read_prompt(api, fields, request.headers.get("x-session-id"))
         decided = plan(prompt, self._fleet.view)
         exchange.route = decided.route.name
-        exchange.response.headers += (("x-headrace-route", _header_value(exchange.route)),)
+        response.headers += (("x-headrace-route", _header_value(exchange.route)),)
         passed = [("x-request-id", request_id)]
         for name in ("traceparent", "tracestate"):
             value = request.headers.get(name)
@@ -152,9 +154,8 @@ class Front:
             raise invalid("The request body is not what its headers say.", code="bad_http_request") from None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _observe(self, api: Api, exchange: Exchange) -> None:
+    def _observe(self, api: Api, exchange: Exchange, response: ClientResponse) -> None:
         route = exchange.route or UNKNOWN_ROUTE
-        response = exchange.response
         metrics = self._metrics
         metrics.requests.labels(api, route, response.status).inc()
         metrics.duration.labels(api, route).observe(self._live.now() - exchange.started)

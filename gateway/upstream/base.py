@@ -113,13 +113,23 @@ class Sink(Protocol):
         """Send bytes that already are complete HTTP/1.1 chunks."""
 
 
-class EngineCall(Protocol):
-    """One request to one engine."""
+class LiveCall(Protocol):
+    """One request to one engine, as far as its deadlines and its end are concerned."""
 
     last_read: float
     """Loop time of the last byte or message from the engine; of the send, before the first."""
     answering: bool
     """The engine has sent its first content."""
+
+    def abort(self, error: UpstreamError) -> None:
+        """Give up: tell the engine to stop and let whoever waits for it raise `error`."""
+
+    def close(self) -> None:
+        """Release everything; an unfinished answer is cancelled at the engine. Idempotent."""
+
+
+class EngineCall(LiveCall, Protocol):
+    """One request to one engine, answered in the wire form of the OpenAI API."""
 
     async def open(self) -> AnswerHead:
         """Send the request and wait for the head of the answer. Raises UpstreamError, or ApiError for a request
@@ -132,12 +142,6 @@ class EngineCall(Protocol):
         """Stop reading from the engine: the client does not keep up."""
 
     def resume(self) -> None: ...
-
-    def abort(self, error: UpstreamError) -> None:
-        """Give up: tell the engine to stop and let `open` or `relay` raise `error`."""
-
-    def close(self) -> None:
-        """Release everything; an unfinished answer is cancelled at the engine. Idempotent."""
 
 
 @dataclass(slots=True, frozen=True)
