@@ -42,6 +42,8 @@ def plan(prompt: PromptView, fleet: FleetView) -> Plan:
     route = fleet.route(prompt.model)
     attempts: list[Attempt] = []
     for pool in (*pool_preference(prompt.key, route.pools), *route.fallback):
+        if prompt.api == "kserve" and pool.spec.protocol != "triton":
+            continue
         serving = [e for e in pool.endpoints if e.phase in SERVING and _can(e, prompt.needs)]
         if not serving:
             continue
@@ -61,7 +63,10 @@ def _can(endpoint: Endpoint, needs: frozenset[str]) -> bool:
 
 
 def _refusal(route: Route, prompt: PromptView) -> ApiError:
-    endpoints = [endpoint for pool in route.all_pools for endpoint in pool.endpoints]
+    pools = [pool for pool in route.all_pools if prompt.api != "kserve" or pool.spec.protocol == "triton"]
+    if not pools:
+        return invalid(f"{route.name!r} has no Triton behind it: call it through the OpenAI API.", param="model_name")
+    endpoints = [endpoint for pool in pools for endpoint in pool.endpoints]
     if endpoints and not any(_can(endpoint, prompt.needs) for endpoint in endpoints):
         if prompt.api == "embeddings":
             return invalid(

@@ -28,7 +28,7 @@ from router.prefix import (
     session_key,
 )
 
-Api = Literal["chat.completions", "completions", "embeddings"]
+Api = Literal["chat.completions", "completions", "embeddings", "kserve"]
 Fields = dict[str, msgspec.Raw]
 """A JSON object, its values unparsed."""
 
@@ -176,6 +176,7 @@ def read_prompt(api: Api, fields: Fields, session: str | None = None) -> PromptV
     if api == "chat.completions":
         canonical, opening = _canonical_chat(fields, needs)
     elif api == "completions":
+        needs.add("prompt")
         canonical = _canonical_prompt(fields, needs)
         opening = RAW_PROMPT_KEY_BYTES
     else:

@@ -17,19 +17,15 @@ from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
 from gateway.admin import ENDPOINTS, ROUTES, TOKEN_HEADER
-from gateway.admin.changes import (
-    NewEndpoint,
-    NewRoute,
-    add_endpoint,
-    check_removal,
-    drain_endpoint,
-    set_route,
-    undrain_endpoint,
-)
+from gateway.admin.changes import add_endpoint, check_removal, drain_endpoint, set_route, undrain_endpoint
 from gateway.admin.readiness import readiness
-from gateway.admin.view import AdminView, EndpointRow, RouteRow
+from gateway.admin.view import AdminView, endpoint_rows, known_problems, route_rows
 from router.errors import ApiError, invalid, unavailable
+from router.spec.documents import EndpointFields, Family
+from router.spec.fleet import RouteSpec
+from router.spec.strict import Problem, read_part
 from router.spec.units import Name
+from router.spec.wording import pattern_of, text_fault
 from router.state.errors import StateUnavailable, WriteConflict
 
 BODY_LIMIT = 1024 * 1024
@@ -76,74 +72,90 @@ class _Handlers:
         return web.Response(body=encode(self._gateway.registry), headers={"content-type": content_type})
 
     async def list_endpoints(self, _: web.Request) -> web.Response:
-        fleet, sources = self._gateway.fleet, self._gateway.merged.sources
-        rows = [
-            EndpointRow.of(endpoint, fleet.pools[endpoint.pool], sources.get(("endpoints", id_), ()))
-            for id_, endpoint in sorted(fleet.endpoints.items())
-        ]
-        return _json({"endpoints": rows, "problems": fleet.problems})
+        return _json({"endpoints": endpoint_rows(self._gateway), "problems": known_problems(self._gateway)})
 
     async def add_endpoint(self, request: web.Request) -> web.Response:
-        endpoint = await _body(request, NewEndpoint)
-        document = add_endpoint(endpoint, self._gateway.state.documents, self._gateway.merged)
-        await self._gateway.state.put(document)
+        endpoint = await _body(request, EndpointFields)
+        await self._gateway.state.put(add_endpoint(endpoint, self._gateway.state.documents))
+        _in_force(endpoint.id in self._gateway.merged.endpoints)
         return _json({"id": endpoint.id, "pool": endpoint.pool}, status=201)
 
     async def drain(self, request: web.Request) -> web.Response:
         id_ = request.match_info["name"]
-        await self._gateway.state.put(drain_endpoint(id_, self._gateway.state.documents, self._gateway.merged))
+        await self._gateway.state.put(drain_endpoint(id_, self._gateway.state.documents))
+        _in_force(self._drains(id_))
         return _json({"id": id_, "drain": True})
 
     async def undrain(self, request: web.Request) -> web.Response:
         id_ = request.match_info["name"]
-        document = undrain_endpoint(id_, self._gateway.state.documents, self._gateway.merged)
+        document = undrain_endpoint(id_, self._gateway.state.documents)
         if document is None:
             await self._gateway.state.delete("endpoints", id_, "cli")
         else:
             await self._gateway.state.put(document)
+        _in_force(not self._drains(id_))
         return _json({"id": id_, "drain": False})
 
     async def remove_endpoint(self, request: web.Request) -> web.Response:
         id_ = request.match_info["name"]
-        check_removal("endpoints", id_, self._gateway.state.documents, self._gateway.merged)
-        await self._gateway.state.delete("endpoints", id_, "cli")
+        await self._remove("endpoints", id_)
         return _json({"id": id_, "removed": True})
 
     async def list_routes(self, _: web.Request) -> web.Response:
-        fleet, sources = self._gateway.fleet, self._gateway.merged.sources
-        rows = [RouteRow.of(route, sources.get(("routes", name), ())) for name, route in sorted(fleet.routes.items())]
-        return _json({"routes": rows, "problems": fleet.problems})
+        return _json({"routes": route_rows(self._gateway), "problems": known_problems(self._gateway)})
 
     async def set_route(self, request: web.Request) -> web.Response:
-        name = _convert(request.match_info["name"], Name, "name")
-        route = await _body(request, NewRoute)
-        await self._gateway.state.put(set_route(name, route, self._gateway.state.documents, self._gateway.merged))
+        name = request.match_info["name"]
+        if fault := text_fault(name, pattern_of(Name)):
+            raise invalid(f"`name`: {fault}.", param="name")
+        route = await _body(request, RouteSpec)
+        document = set_route(name, route, self._gateway.state.documents)
+        await self._gateway.state.put(document)
+        _in_force(self._gateway.merged.routes.get(name) == route)
         return _json({"name": name})
 
     async def remove_route(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        check_removal("routes", name, self._gateway.state.documents, self._gateway.merged)
-        await self._gateway.state.delete("routes", name, "cli")
+        await self._remove("routes", name)
         return _json(
             {"name": name, "removed": True, "still_from": self._gateway.merged.sources.get(("routes", name), ())}
+        )
+
+    def _drains(self, id_: str) -> bool:
+        endpoint = self._gateway.merged.endpoints.get(id_)
+        return endpoint is not None and endpoint.drain
+
+    async def _remove(self, family: Family, id_: str) -> None:
+        state = self._gateway.state
+        check_removal(family, id_, state.documents, state.status.problems)
+        await state.delete(family, id_, "cli")
+        _in_force("cli" not in self._gateway.merged.sources.get((family, id_), ()))
+
+
+def _in_force(holds: bool) -> None:
+    """Raise unless a change that Redis has is in force in this gateway too, whose state waits for it for a moment."""
+    if not holds:
+        raise unavailable(
+            "The change is stored, but not in force in this gateway yet: look with `headrace endpoints list` or "
+            "`headrace routes list` again, and at `/readyz` if it stays away.",
+            code="not_in_force_yet",
         )
 
 
 async def _body(request: web.Request, type_: type[_Spec]) -> _Spec:
     body = await request.read()
     try:
-        return msgspec.json.decode(body, type=type_)
-    except msgspec.ValidationError as error:
-        raise invalid(f"{error}.") from None
+        part, problems = read_part(msgspec.json.decode(body), type_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(f"The body is not JSON: {error}.") from None
+    if part is None:
+        raise invalid(" ".join(map(_sentence, problems)), param=problems[0].path or None, code="invalid_value")
+    return part
 
 
-def _convert(value: str, type_: Any, param: str) -> str:
-    try:
-        return str(msgspec.convert(value, type_))
-    except msgspec.ValidationError as error:
-        raise invalid(f"`{param}`: {error}.", param=param) from None
+def _sentence(problem: Problem) -> str:
+    where = f"`{problem.path}`" if problem.path else "The body"
+    return f"{where}: {problem.message}" + ("" if problem.message.endswith("?") else ".")
 
 
 def _json(content: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -2,21 +2,22 @@
 
 Only `cli` documents are ever written here. What a file or the cluster's discovery describes cannot be removed by hand,
 because its owner would publish it again; it can be drained, which is an overlay. All rules are pure functions of the
-documents in force, so two admins who write at once are told by the store (a document's generation), not by a lock.
+documents in force (not of the fleet compiled from them, which lacks what could not be used), so two admins who write at once are told by the store (a document's generation), not by a lock.
 
 Every function raises `ApiError` for what is refused.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from msgspec import field
 
 from router.errors import ApiError, invalid
 from router.merge import SINGULAR, MergedFleet, merge
 from router.spec.documents import Document, EndpointFields, Family
-from router.spec.fleet import RouteSpec, WeightedPool
-from router.spec.references import address_fault
+from router.spec.fleet import RouteSpec
+from router.spec.references import Addresses, Fault, address_fault, no_pool, route_findings
+from router.spec.strict import path_text
 
 WHERE_TO_CHANGE = {
     "file": "take it out of the fleet file and restart a gateway",
@@ -25,44 +26,37 @@ WHERE_TO_CHANGE = {
 }
 
 
-class NewEndpoint(EndpointFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An endpoint as a person writes it: strict, where the published document is tolerant."""
-
-
-class NewShare(WeightedPool, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One pool of a split as a person writes it."""
-
-
-class NewRoute(RouteSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A route as a person writes it."""
-
-    pools: list[NewShare] = field(default_factory=list)  # type: ignore[assignment]  # nobody appends to it
-
-
-def add_endpoint(endpoint: NewEndpoint, documents: list[Document], merged: MergedFleet) -> Document:
+def add_endpoint(endpoint: EndpointFields, documents: list[Document]) -> Document:
     """The document that adds an endpoint."""
-    there = merged.sources.get(("endpoints", endpoint.id))
-    if endpoint.id in merged.endpoints and there:
-        raise _conflict(f"There is an endpoint {endpoint.id} already, from {' and '.join(there)}.")
+    merged = merge(documents)
+    if endpoint.id in merged.endpoints:
+        sources = merged.sources["endpoints", endpoint.id]
+        raise _conflict(f"There is an endpoint {endpoint.id} already, from {' and '.join(sources)}.")
     pool = merged.pools.get(endpoint.pool)
     if pool is None:
-        raise _no_pool(endpoint.pool, merged, "pool")
+        raise _refused(Fault("pool", no_pool(endpoint.pool, merged.pools)), code="pool_not_found")
     if fault := address_fault(endpoint, pool.protocol):
-        raise invalid(f"Endpoint {endpoint.id} cannot be in pool {endpoint.pool}: {fault}.", param=fault.field)
+        raise _refused(fault)
+    addresses = Addresses()
+    for other in merged.endpoints.values():
+        if other.pool in merged.pools:
+            list(addresses.take(other, merged.pools[other.pool].model))
+    if fault := next(addresses.take(endpoint, pool.model), None):
+        raise _refused(fault)
     spec = msgspec.to_builtins(endpoint)
     del spec["id"]
     return _document("endpoints", endpoint.id, spec, documents)
 
 
-def drain_endpoint(id_: str, documents: list[Document], merged: MergedFleet) -> Document:
+def drain_endpoint(id_: str, documents: list[Document]) -> Document:
     """The document that drains an endpoint."""
-    _must_be_an_endpoint(id_, merged)
+    _must_be_an_endpoint(id_, merge(documents))
     return _document("endpoints", id_, {**_own_fields("endpoints", id_, documents), "drain": True}, documents)
 
 
-def undrain_endpoint(id_: str, documents: list[Document], merged: MergedFleet) -> Document | None:
+def undrain_endpoint(id_: str, documents: list[Document]) -> Document | None:
     """The document that ends a drain; None when the overlay is to be deleted, which is then all it takes."""
-    _must_be_an_endpoint(id_, merged)
+    _must_be_an_endpoint(id_, merge(documents))
     fields = _own_fields("endpoints", id_, documents)
     fields.pop("drain", None)
     below = merge(d for d in documents if d.source != "cli").endpoints.get(id_)
@@ -71,33 +65,35 @@ def undrain_endpoint(id_: str, documents: list[Document], merged: MergedFleet) -
     return _document("endpoints", id_, fields, documents) if fields else None
 
 
-def check_removal(family: Family, id_: str, documents: list[Document], merged: MergedFleet) -> None:
+def check_removal(family: Family, id_: str, documents: list[Document], problems: Collection[str]) -> None:
     """Whether the `cli` document about `id_` may be deleted by a wish to remove `id_` altogether.
 
     A route set by hand over the file's may be: the file's applies again. A mere drain of the file's endpoint may not:
-    the endpoint would not be gone but take traffic again.
+    the endpoint would not be gone but take traffic again. A document that cannot be used may always be: whether merging
+    left it out, or whether it could not even be read from Redis, of which the state's `problems` tell.
     """
-    sources = merged.sources.get((family, id_), ())
-    own = _own_fields(family, id_, documents)
-    others = [source for source in sources if source != "cli"]
-    base = bool(own) if family == "routes" else "pool" in own
-    if others and not base:
-        instead = "; or drain it" if family == "endpoints" else "; or set it to other pools"
-        raise _conflict(
-            f"The {SINGULAR[family]} {id_} comes from {others[0]}, not from the command line: "
-            f"{WHERE_TO_CHANGE[others[0]]}{instead}."
-        )
-    if "cli" not in sources:
-        raise _unknown(family, id_, merged)
+    own = _own(family, id_, documents)
+    others = [d.source for d in documents if (d.family, d.id) == (family, id_) and d.source != "cli"]
+    a_mere_drain = family == "endpoints" and _own_fields(family, id_, documents).keys() == {"drain"}
+    if own is not None and not (others and a_mere_drain):
+        return
+    if any(problem.startswith(f"The document {f'cli/{id_}'!r} of {family} in Redis ") for problem in problems):
+        return
+    if not others:
+        raise _unknown(family, id_, merge(documents))
+    instead = "; or drain it" if family == "endpoints" else "; or set it to other pools"
+    raise _conflict(
+        f"The {SINGULAR[family]} {id_} comes from {others[0]}, not from the command line: "
+        f"{WHERE_TO_CHANGE[others[0]]}{instead}."
+    )
 
 
-def set_route(name: str, route: NewRoute, documents: list[Document], merged: MergedFleet) -> Document:
+def set_route(name: str, route: RouteSpec, documents: list[Document]) -> Document:
     """The document that sets a route, whole: nothing of a weaker source's shows through."""
-    if (route.pool is None) == (not route.pools):
-        raise invalid("A route needs exactly one of `pool` and `pools`.", param="pool")
-    for pool in (*([route.pool] if route.pool else []), *(share.pool for share in route.pools), *route.fallback):
-        if pool not in merged.pools:
-            raise _no_pool(pool, merged, "fallback" if pool in route.fallback else "pool")
+    for finding in route_findings((), route, merge(documents).pools):
+        where = path_text(finding.path)
+        text = f"`{where}`: {finding.message}." if where else f"The route {finding.message}."
+        raise invalid(text, param=where or "pool", code="invalid_route")
     spec: dict[str, Any] = {"fallback": route.fallback}
     if route.pool:
         spec["pool"] = route.pool
@@ -143,9 +139,8 @@ def _unknown(family: Family, id_: str, merged: MergedFleet) -> ApiError:
     return ApiError(404, f"There is no {named} {id_[:200]!r}. There are: {listed}.", code=f"{named}_not_found")
 
 
-def _no_pool(pool: str, merged: MergedFleet, param: str) -> ApiError:
-    known = ", ".join(sorted(merged.pools)[:20]) or "none"
-    return invalid(f"There is no pool {pool[:200]!r}. There are: {known}.", param=param, code="pool_not_found")
+def _refused(fault: Fault, code: str = "invalid_endpoint") -> ApiError:
+    return invalid(f"{fault}.", param=fault.field, code=code)
 
 
 def _conflict(message: str) -> ApiError:

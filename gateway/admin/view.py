@@ -9,7 +9,7 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
 from router.fleet import Endpoint, FleetView, Phase, Pool, Route
-from router.merge import MergedFleet
+from router.merge import SINGULAR, MergedFleet, merge
 from router.spec.documents import Document, Family, Source
 from router.spec.fleet import ADDRESS_OF, CapacityType, Role
 from router.spec.fleet import Protocol as EngineProtocol
@@ -49,30 +49,24 @@ class AdminView(Protocol):
         """Whose metrics `/metrics` shows."""
 
 
-class EndpointRow(Struct, frozen=True):
-    """One endpoint, as listed."""
+class EndpointRow(Struct, frozen=True, kw_only=True):
+    """One endpoint, as listed; of one that is not in the fleet little is known."""
 
     id: str
-    pool: str
-    protocol: EngineProtocol
-    phase: Phase
+    pool: str | None = None
+    protocol: EngineProtocol | None = None
+    phase: Phase | Literal["unusable"]
+    """`unusable`: there are documents about it, but they make no endpoint of this fleet."""
+    drain: Literal["draining", "drained"] | None = None
+    """Whatever the phase: it gets no new requests; `drained` when this gateway has none in flight there."""
     detail: str
-    in_flight: int
+    in_flight: int = 0
     sources: tuple[Source, ...]
-    role: Role
-    capacity: CapacityType
-    zone: str | None
-    url: str | None
+    role: Role | None = None
+    capacity: CapacityType | None = None
+    zone: str | None = None
+    url: str | None = None
     """Where requests go: an http:// URL, or HOST:PORT of gRPC."""
-
-    @classmethod
-    def of(cls, endpoint: Endpoint, pool: Pool, sources: tuple[Source, ...]) -> "EndpointRow":
-        spec, state = endpoint.spec, endpoint.state
-        url: str | None = getattr(spec, ADDRESS_OF[pool.spec.protocol])
-        return cls(
-            endpoint.id, pool.name, pool.spec.protocol, endpoint.phase, state.detail, state.in_flight, sources,
-            spec.role, spec.capacity, spec.zone, url,
-        )  # fmt: skip
 
 
 class PoolShare(Struct, frozen=True):
@@ -82,22 +76,95 @@ class PoolShare(Struct, frozen=True):
     weight: float
 
 
-class RouteRow(Struct, frozen=True):
+class RouteRow(Struct, frozen=True, kw_only=True):
     """One route, as listed."""
 
     name: str
-    pools: tuple[PoolShare, ...]
-    fallback: tuple[str, ...]
-    ready_endpoints: int
+    pools: tuple[PoolShare, ...] = ()
+    fallback: tuple[str, ...] = ()
+    ready_endpoints: int = 0
     sources: tuple[Source, ...]
+    problem: str | None = None
+    """Why it is not in the fleet, although there are documents about it."""
 
-    @classmethod
-    def of(cls, route: Route, sources: tuple[Source, ...]) -> "RouteRow":
-        shares = tuple(PoolShare(pool.name, weight) for pool, weight in route.pools)
-        return cls(route.name, shares, tuple(pool.name for pool in route.fallback), ready_endpoints(route), sources)
+
+def endpoint_rows(gateway: AdminView) -> list[EndpointRow]:
+    """Every endpoint that documents speak of, by id."""
+    fleet, described = gateway.fleet, merge(gateway.state.documents)
+    rows: list[EndpointRow] = []
+    for id_, sources in _ids(described, "endpoints"):
+        endpoint = fleet.endpoints.get(id_)
+        if endpoint is None:
+            why = _why_unusable("endpoints", id_, id_ in described.endpoints, known_problems(gateway))
+            rows.append(EndpointRow(id=id_, phase="unusable", detail=why, sources=sources))
+        else:
+            rows.append(_endpoint_row(endpoint, fleet.pools[endpoint.pool], sources))
+    return rows
+
+
+def route_rows(gateway: AdminView) -> list[RouteRow]:
+    """Every route that documents speak of, by name."""
+    described = merge(gateway.state.documents)
+    rows: list[RouteRow] = []
+    for name, sources in _ids(described, "routes"):
+        route = gateway.fleet.routes.get(name)
+        if route is None:
+            why = _why_unusable("routes", name, name in described.routes, known_problems(gateway))
+            rows.append(RouteRow(name=name, sources=sources, problem=why))
+        else:
+            rows.append(
+                RouteRow(
+                    name=name,
+                    pools=tuple(PoolShare(pool.name, weight) for pool, weight in route.pools),
+                    fallback=tuple(pool.name for pool in route.fallback),
+                    ready_endpoints=ready_endpoints(route),
+                    sources=sources,
+                )
+            )
+    return rows
+
+
+def known_problems(gateway: AdminView) -> list[str]:
+    """What is wrong with the documents, each once: with reading, merging and compiling them."""
+    problems = (*gateway.state.status.problems, *merge(gateway.state.documents).problems, *gateway.fleet.problems)
+    return list(dict.fromkeys(problems))
 
 
 def ready_endpoints(route: Route) -> int:
     """How many endpoints could take a request for this route now."""
     ready = {endpoint.id for pool in route.all_pools for endpoint in pool.endpoints if endpoint.phase == "ready"}
     return len(ready)
+
+
+def _endpoint_row(endpoint: Endpoint, pool: Pool, sources: tuple[Source, ...]) -> EndpointRow:
+    spec, state = endpoint.spec, endpoint.state
+    drained = spec.drain and not state.in_flight
+    details = ["drained, safe to stop once every gateway says so" if drained else "", state.detail]
+    return EndpointRow(
+        id=endpoint.id,
+        pool=pool.name,
+        protocol=pool.spec.protocol,
+        phase=endpoint.phase,
+        drain=("drained" if drained else "draining") if spec.drain else None,
+        detail="; ".join(filter(None, details)),
+        in_flight=state.in_flight,
+        sources=sources,
+        role=spec.role,
+        capacity=spec.capacity,
+        zone=spec.zone,
+        url=getattr(spec, ADDRESS_OF[pool.spec.protocol]),
+    )
+
+
+def _ids(described: MergedFleet, family: Family) -> list[tuple[str, tuple[Source, ...]]]:
+    return sorted((id_, sources) for (one, id_), sources in described.sources.items() if one == family)
+
+
+def _why_unusable(family: Family, id_: str, converts: bool, problems: list[str]) -> str:
+    name = f"{SINGULAR[family]} {id_}"
+    for problem in problems:  # they begin with what they are about
+        if problem.startswith((f"{name}:", f"{name} ")):
+            return problem.removeprefix(name).lstrip(": ")
+    if converts:
+        return "this gateway could not take it over; its log says why"
+    return "what described it is gone, only what was laid over it is left; `remove` clears that"

@@ -12,13 +12,12 @@ time and any number of times; if the answer was not complete, it tells the engin
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
 from router.fleet import Endpoint, Pool
-
-Api = Literal["chat.completions", "completions", "embeddings"]
+from router.prompt import Api, Fields
 
 
 class Failure(Enum):
@@ -75,7 +74,7 @@ class EngineRequest:
     """One request as an engine adapter gets it."""
 
     api: Api
-    body: dict[str, msgspec.Raw]
+    body: Fields
     """The client's JSON object, values unparsed; `model` still names the route."""
     stream: bool
     include_usage: bool

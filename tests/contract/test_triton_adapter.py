@@ -37,13 +37,13 @@ async def test_a_probe_detects_the_contract_and_what_it_can_do(
     report = await (await adapt(model)).probe()
     assert report.ready
     assert report.detail == f"{model}: {detail}"
-    assert report.capabilities == frozenset(CHAT | capabilities | {"seed", "top_k"})
+    assert report.capabilities == frozenset(CHAT | capabilities | {"prompt", "seed", "top_k"})
     assert report.kv_block_tokens == 32
 
 
-async def test_an_engine_without_a_served_contract_is_not_ready_and_says_why(adapt: Adapt) -> None:
+async def test_a_model_of_no_known_contract_takes_no_openai_request_and_says_why(adapt: Adapt) -> None:
     raw = await (await adapt("raw_engine")).probe()
-    assert not raw.ready
+    assert (raw.ready, raw.capabilities) == (True, frozenset())
     assert "token ids" in raw.detail
     missing = await (await adapt("no-such-model")).probe()
     assert not missing.ready

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.upstream.base import Api, EngineRequest, ProbeReport
+from gateway.upstream.base import EngineRequest, ProbeReport
 from gateway.upstream.triton.call import TritonCall
 from gateway.upstream.triton.engine import TritonEngine
 from router.fleet import Endpoint, EndpointState, Pool, Timeouts
+from router.prompt import Api
 from router.spec.documents import EndpointFields
 from router.spec.fleet import ChatTemplateSpec, PoolSpec
 from tests.contract.triton_models_server import TritonModels

@@ -133,6 +133,12 @@ def test_what_no_engine_can_do_is_refused_by_the_parameters_name() -> None:
     assert (error.status, error.param, error.code) == (400, "messages", "unsupported_parameter")
 
 
+def test_a_kserve_request_goes_to_tritons_only() -> None:
+    view = fleet({"a": 1}, {"m": RouteSpec(pool="a")})
+    kserve = PromptView("kserve", "m", True, False, frozenset(), b"", 0, 1)
+    assert refusal(kserve, view).status == 400
+
+
 def test_an_unknown_model_is_404_and_a_fleet_that_is_down_503_with_retry_after() -> None:
     view = fleet({"a": 1}, {"m": RouteSpec(pool="a")}, ready=False)
     assert (refusal(request("nope"), view).status, refusal(request("nope"), view).param) == (404, "model")

@@ -106,10 +106,10 @@ def test_what_a_request_asks_beyond_the_common_is_a_need_by_name(parameters: dic
 def test_other_forms_of_content_are_needs() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     assert chat(image).needs == {"messages", "messages:image_url"}
-    assert view({"model": "m", "prompt": [1, 2]}, "completions").needs == {"prompt:batch"}
-    assert view({"model": "m", "prompt": ["a", "b"]}, "completions").needs == {"prompt:batch"}
-    assert view({"model": "m", "prompt": ["a"]}, "completions").needs == set()
-    assert view({"model": "m", "prompt": "a", "logprobs": 0}, "completions").needs == {"logprobs"}
+    assert view({"model": "m", "prompt": [1, 2]}, "completions").needs == {"prompt", "prompt:batch"}
+    assert view({"model": "m", "prompt": ["a", "b"]}, "completions").needs == {"prompt", "prompt:batch"}
+    assert view({"model": "m", "prompt": ["a"]}, "completions").needs == {"prompt"}
+    assert view({"model": "m", "prompt": "a", "logprobs": 0}, "completions").needs == {"prompt", "logprobs"}
     assert view({"model": "m", "input": "a"}, "embeddings").needs == {"input"}
 
 

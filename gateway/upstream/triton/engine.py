@@ -103,7 +103,8 @@ class TritonEngine:
             if self._process_dead and not await self._generates(contract):
                 return self._not_ready(f"the process of model {model!r} has died: unload and load the model")
         except ContractError as error:
-            return self._not_ready(str(error))
+            # No OpenAI request can be put to such a model, but KServe's can: they say themselves what it takes.
+            return ProbeReport(ready=True, detail=str(error), capabilities=frozenset())
         except grpc.aio.AioRpcError as error:
             self._contract_current = False
             raise from_status(error.code(), error.details(), endpoint=self._endpoint.id, received=False) from None
@@ -134,7 +135,7 @@ class TritonEngine:
         return ProbeReport(False, detail)
 
     def _report(self, contract: Contract, pool: Pool) -> ProbeReport:
-        capabilities = contract.capabilities
+        capabilities = contract.capabilities | {"prompt"}
         detail = str(contract)
         template = pool.spec.chat_template
         if template is not None:
