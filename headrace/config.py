@@ -7,7 +7,10 @@ Templates are put into the fleet as text: a document published in Redis must mea
 have the file. They are compiled once here, so that a mistake in one shows now and not with the first chat request.
 """
 
+import contextlib
 import hashlib
+import ipaddress
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +19,14 @@ import msgspec
 from msgspec import structs
 
 from gateway.chat_template import compile_template
-from headrace.settings import Settings, read_settings
+from headrace.settings import ADDRESSES, Settings, read_settings
 from router.spec.fleet import FleetSpec, PoolSpec
 from router.spec.strict import Problem, Reading, read_fleet
+from router.spec.units import host_and_port
 from router.spec.yaml_nodes import MAX_CHARACTERS
 
 MAX_TEMPLATE_BYTES = 1024 * 1024
+STANDARD_INPUT = Path("-")
 
 
 class ConfigError(Exception):
@@ -47,7 +52,7 @@ class LoadedFleet:
 
 
 def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
-    """Read the fleet file at `path` with the overrides in `environ`.
+    """Read the fleet file at `path`, or standard input where that is `-`, with the overrides in `environ`.
 
     Raises `ConfigError` with every problem of the file, its templates and the overrides.
     """
@@ -55,7 +60,7 @@ def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
     try:
         text = _read_text(path, 4 * MAX_CHARACTERS)
     except _ReadError as error:
-        raise ConfigError(path, [Problem(str(path), f"{error}"), *problems]) from None
+        raise ConfigError(path, [Problem("", f"{error}"), *problems]) from None
     reading = read_fleet(text)
     spec, template_problems = _with_templates(reading, path.parent)
     problems = [*reading.problems, *template_problems, *problems]
@@ -64,7 +69,8 @@ def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
         spec = settings.applied_to(spec)
         problems = settings.clashes(spec.gateway)
         if not problems:
-            return LoadedFleet(spec, settings, content_hash, path, [*reading.warnings, *warnings])
+            warnings = [*reading.warnings, *_open_admin(reading, spec, settings), *warnings]
+            return LoadedFleet(spec, settings, content_hash, path, warnings)
     raise ConfigError(path, problems)
 
 
@@ -74,8 +80,11 @@ class _ReadError(Exception):
 
 def _read_text(path: Path, limit: int) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        if path == STANDARD_INPUT:
+            data = sys.stdin.buffer.read(limit + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(limit + 1)
     except FileNotFoundError:
         raise _ReadError("no such file") from None
     except IsADirectoryError:
@@ -111,6 +120,20 @@ def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, l
                 problems.append(reading.problem_at(where, str(error)))
         pools[name] = structs.replace(pool, chat_template=template)
     return structs.replace(reading.fleet, pools=pools), problems
+
+
+def _open_admin(reading: Reading, fleet: FleetSpec, settings: Settings) -> list[Problem]:
+    """A warning if anybody who reaches this machine could change the fleet."""
+    host, _ = host_and_port(fleet.gateway.admin)
+    if settings.admin_token is not None or host == "localhost":
+        return []
+    with contextlib.suppress(ValueError):
+        if host is not None and ipaddress.ip_address(host).is_loopback:
+            return []
+    message = "can be reached from other machines and asks for no token: set HEADRACE_ADMIN_TOKEN for the gateway"
+    if "admin" in settings.listen:
+        return [Problem(ADDRESSES["admin"], message)]
+    return [reading.problem_at(("gateway", "admin"), message)]
 
 
 def _content_hash(fleet: FleetSpec) -> str:

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from msgspec import structs
 
 from router.spec.fleet import FleetSpec, GatewaySpec, RedisSpec
-from router.spec.references import listeners
+from router.spec.references import GRPC_IS_RESERVED, listeners
 from router.spec.strict import Problem
 from router.spec.wording import choice_fault, did_you_mean, pattern_of, text_fault
 
@@ -90,8 +90,10 @@ def read_settings(environ: Mapping[str, str]) -> tuple[Settings, list[Problem], 
         log_format=next((one for one in get_args(LogFormat) if one == format_), "text"),
     )
     warnings = [
-        Problem(name, f"has no effect{did_you_mean(name, VARIABLES, prefix='HEADRACE_')}")
+        Problem(name, f"is not a variable headrace knows{did_you_mean(name, VARIABLES, prefix='HEADRACE_')}")
         for name in sorted(environ)
         if name.startswith("HEADRACE_") and name not in (*VARIABLES, *_OF_COMMANDS)
     ]
+    if "grpc" in settings.listen:
+        warnings.append(Problem(ADDRESSES["grpc"], GRPC_IS_RESERVED))
     return settings, problems, warnings

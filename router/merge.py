@@ -19,6 +19,7 @@ import msgspec
 
 from router.spec.documents import SOURCES, Document, EndpointFields, Family, Source
 from router.spec.fleet import PoolSpec, RouteSpec
+from router.spec.strict import read_part
 
 SINGULAR: dict[Family, str] = {"endpoints": "endpoint", "pools": "pool", "routes": "route"}
 _REQUIRED: dict[Family, frozenset[str]] = {
@@ -73,7 +74,7 @@ def merge(documents: Iterable[Document]) -> MergedFleet:
                 fleet.pools[id_] = _convert(fields, PoolSpec)
             else:
                 fleet.routes[id_] = _convert(fields, RouteSpec)
-        except msgspec.ValidationError as error:
+        except _UnusableError as error:
             problems.append(f"{_named(family, id_, fleet.sources[family, id_])} is left out: {error}")
     return MergedFleet(fleet.endpoints, fleet.pools, fleet.routes, fleet.sources, tuple(problems))
 
@@ -82,8 +83,16 @@ def _age(document: Document) -> tuple[int, bytes]:
     return document.generation, bytes(document.spec)
 
 
+class _UnusableError(Exception):
+    """Why fields make no spec, for people."""
+
+
 def _convert(fields: dict[str, Any], type_: type[_Spec]) -> _Spec:
-    return msgspec.convert(fields, type_)
+    try:
+        return msgspec.convert(fields, type_)
+    except msgspec.ValidationError as error:  # it names patterns; the reader of files has sentences
+        _, found = read_part(fields, type_, tolerant=True)
+        raise _UnusableError("; ".join(f"`{one.path}`: {one.message}" for one in found) or str(error)) from None
 
 
 def _named(family: Family, id_: str, sources: tuple[Source, ...]) -> str:

@@ -2,7 +2,8 @@
 
 Only `cli` documents are ever written here. What a file or the cluster's discovery describes cannot be removed by hand,
 because its owner would publish it again; it can be drained, which is an overlay. All rules are pure functions of the
-documents in force (not of the fleet compiled from them, which lacks what could not be used), so two admins who write at once are told by the store (a document's generation), not by a lock.
+documents in force, not of the fleet compiled from them, which lacks what could not be used. Two admins who write at
+once are told by the store (a document's generation), not by a lock.
 
 Every function raises `ApiError` for what is refused.
 """

@@ -28,10 +28,15 @@ class CheckReport(msgspec.Struct, frozen=True):
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="The fleet file.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The fleet file; - for standard input.", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
 ) -> None:
-    """Check a fleet file strictly; exit 1 and name line and path of every mistake."""
+    """Check a fleet file strictly; exit 1 and name line and path of the mistakes.
+
+    Example: headrace check fleet.yaml
+    """
     try:
         report = _report(file, load_fleet(file, {}))
     except ConfigError as error:

@@ -20,8 +20,8 @@ from headrace.cli.table import print_table
 
 endpoints_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="The serving replicas of the fleet.")
 
-HEADINGS = ("ID", "POOL", "PROTOCOL", "PHASE", "IN FLIGHT", "CAPACITY", "ZONE", "FROM", "URL", "DETAIL")
-PHASE_STYLE = {"ready": "green", "unhealthy": "red", "draining": "yellow", "preempting": "yellow"}
+HEADINGS = ("ID", "POOL", "PROTOCOL", "PHASE", "DRAIN", "IN FLIGHT", "CAPACITY", "ZONE", "FROM", "URL", "DETAIL")
+PHASE_STYLE = {"ready": "green", "unhealthy": "red", "unusable": "red", "draining": "yellow", "preempting": "yellow"}
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The endpoint.")]
 
@@ -30,7 +30,11 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The endpoint.")]
 def list_endpoints(
     admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show every endpoint, its phase and its load."""
+    """Show every endpoint, its phase and its load in this gateway.
+
+    DRAIN says `drained` when this gateway has nothing in flight there any more. PHASE says `unusable` of what documents
+    speak of but no endpoint can be made of, and DETAIL why.
+    """
     answer = AdminClient(admin, admin_token).get(ENDPOINTS)
     if as_json:
         typer.echo(json.dumps(answer["endpoints"], indent=2))
@@ -82,7 +86,8 @@ def remove(id_: IdArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: Tok
 
 
 def _cells(row: dict[str, Any]) -> list[Text]:
-    phase = str(row["phase"])
-    texts = [row["id"], row["pool"], row["protocol"], phase, row["in_flight"], row["capacity"], row["zone"] or "-"]
-    texts += [",".join(row["sources"]), row["url"] or "-", row["detail"]]
-    return [Text(str(text), style=PHASE_STYLE.get(phase, "") if text is phase else "") for text in texts]
+    phase = Text(row["phase"], style=PHASE_STYLE.get(row["phase"], ""))
+    known = {key: Text("-" if value is None else str(value)) for key, value in row.items()}
+    before, after = ("id", "pool", "protocol"), ("drain", "in_flight", "capacity", "zone")
+    cells = [*(known[key] for key in before), phase, *(known[key] for key in after)]
+    return [*cells, Text(",".join(row["sources"])), known["url"], known["detail"]]

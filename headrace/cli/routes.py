@@ -21,7 +21,9 @@ from headrace.cli.table import print_table
 
 routes_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="The public model names and the pools behind them.")
 
-HEADINGS = ("NAME", "POOLS", "FALLBACK", "READY ENDPOINTS", "FROM")
+HEADINGS = ("NAME", "POOLS", "FALLBACK", "READY ENDPOINTS", "FROM", "PROBLEM")
+
+SAYS = {"file": "the file", "discovery": "discovery", "operator": "the custom resource"}
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The route: the model name that clients ask for.")]
 
@@ -30,7 +32,10 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The route: th
 def list_routes(
     admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show every route and its pools."""
+    """Show every route and its pools.
+
+    PROBLEM says why a route that documents describe is not served.
+    """
     answer = AdminClient(admin, admin_token).get(ROUTES)
     if as_json:
         typer.echo(json.dumps(answer["routes"], indent=2))
@@ -55,7 +60,8 @@ def set_route(
 ) -> None:
     """Set what a route leads to, whole, in every gateway of the fleet."""
     AdminClient(admin, admin_token).put(f"{ROUTES}/{escaped(name)}", {**_split(pool), "fallback": fallback or []})
-    typer.echo(f"Route {name} leads to {', '.join(pool)}.")
+    otherwise = f", and to {', then '.join(fallback)} when they cannot serve" if fallback else ""
+    typer.echo(f"Route {name} leads to {', '.join(pool)}{otherwise}.")
 
 
 @routes_app.command("remove")
@@ -63,7 +69,7 @@ def remove(name: NameArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: 
     """Remove a route that was set with `set`."""
     answer = AdminClient(admin, admin_token).delete(f"{ROUTES}/{escaped(name)}")
     still = answer["still_from"]
-    typer.echo(f"Route {name} is as {still[-1]} says again." if still else f"Route {name} is removed.")
+    typer.echo(f"Route {name} is again as {SAYS[still[-1]]} says." if still else f"Route {name} is removed.")
 
 
 def _split(pools: list[str]) -> dict[str, Any]:
@@ -73,6 +79,8 @@ def _split(pools: list[str]) -> dict[str, Any]:
     shares: list[dict[str, Any]] = []
     for text in pools:
         name, equals, number = text.partition("=")
+        if not name:
+            raise AdminError(f"--pool {text}: names no pool; write --pool NAME or --pool NAME=WEIGHT.")
         try:
             weight = float(number) if equals else 1.0
         except ValueError:
@@ -86,4 +94,5 @@ def _split(pools: list[str]) -> dict[str, Any]:
 def _cells(row: dict[str, Any]) -> list[Text]:
     pools = ", ".join(f"{share['pool']}={share['weight']:g}" for share in row["pools"]) or "-"
     texts = [row["name"], pools, ", ".join(row["fallback"]) or "-", row["ready_endpoints"], ",".join(row["sources"])]
+    texts.append(row["problem"] or "-")
     return [Text(str(text)) for text in texts]

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from router.spec.units import (
+    BaseUrl,
     Duration,
     DurationOrOff,
     FleetName,
@@ -40,7 +41,7 @@ class EndpointSpec(Spec, frozen=True, kw_only=True):
     """One serving replica that takes traffic. A multi-node TP×PP group is one endpoint: its leader."""
 
     id: Name
-    http: HttpUrl | None = None
+    http: BaseUrl | None = None
     """Base URL of the engine's HTTP API (protocol `openai` needs it)."""
     grpc: HostPort | None = None
     """HOST:PORT of the engine's gRPC API (protocol `triton` needs it)."""

@@ -24,6 +24,18 @@ from router.spec.wording import did_you_mean, pattern_of, text_fault
 
 Path = tuple[str | int, ...]
 
+GRPC_IS_RESERVED = "is reserved for the gRPC front; nothing listens there yet"
+
+
+class Fault(NamedTuple):
+    """What is wrong with one field of a part."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"`{self.field}`: {self.message}"
+
 
 class Finding(NamedTuple):
     """What is wrong with the part of a fleet at `path`."""
@@ -39,22 +51,52 @@ def findings(fleet: FleetSpec, pools: Collection[str]) -> Iterator[Finding]:
         yield from _pool(("pools", name), pool)
     yield from _endpoints(fleet)
     for name, route in fleet.routes.items():
-        yield from _route(("routes", name), route, pools)
+        yield from route_findings(("routes", name), route, pools)
     if not fleet.routes:
         yield Finding((), "no routes: nothing is served until one is set from elsewhere", warning=True)
+    else:
+        yield from _unused_pools(fleet)
     yield from listeners(fleet.gateway)
+    if fleet.gateway.grpc is not None:
+        yield Finding(("gateway", "grpc"), GRPC_IS_RESERVED, warning=True)
 
 
-def address_fault(endpoint: EndpointSpec, protocol: Protocol) -> str | None:
+def address_fault(endpoint: EndpointSpec, protocol: Protocol) -> Fault | None:
     """Why an endpoint of a pool of `protocol` cannot be reached as it is described, None if it can."""
     needed = ADDRESS_OF[protocol]
     if getattr(endpoint, needed) is None:
-        return f"protocol {protocol} needs `{needed}`: the address of the engine's {needed.upper()} API"
+        api = {"http": "HTTP", "grpc": "gRPC"}[needed]
+        return Fault(needed, f"is missing; protocol {protocol} needs the address of the engine's {api} API")
     for name in ("http", "grpc", "metrics"):
         address: str | None = getattr(endpoint, name)
         if address is not None and (fault := text_fault(address, pattern_of(EndpointSpec.__annotations__[name]))):
-            return f"`{name}` {fault}"
+            return Fault(name, fault)
     return None
+
+
+class Addresses:
+    """Which endpoint serves which model at which address.
+
+    One server may serve two models, as two endpoints; twice the same model is one replica counted twice.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[tuple[str, str, str], str] = {}
+
+    def take(self, endpoint: EndpointSpec, model: str) -> Iterator[Fault]:
+        """Enter an endpoint that serves `model`; the addresses at which another does already."""
+        for name in ("http", "grpc"):
+            address: str | None = getattr(endpoint, name)
+            if address is not None:
+                holder = self._taken.setdefault((name, address.rstrip("/"), model), endpoint.id)
+                if holder != endpoint.id:
+                    yield Fault(name, f"{model} at this address is already endpoint {holder}")
+
+
+def no_pool(name: str, pools: Collection[str]) -> str:
+    """What is wrong with a pool's name that is none of `pools`."""
+    known = did_you_mean(name, pools) or (f"; there are {', '.join(pools)}" if 0 < len(pools) <= 20 else "")
+    return f"no pool is named {name if len(name) <= 130 else name[:127] + '...'}{known}"
 
 
 def listeners(gateway: GatewaySpec) -> Iterator[Finding]:
@@ -75,9 +117,14 @@ def listeners(gateway: GatewaySpec) -> Iterator[Finding]:
 def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:
     for index, endpoint in enumerate(pool.endpoints):
         if fault := address_fault(endpoint, pool.protocol):
-            yield Finding((*path, "endpoints", index), fault)
+            # At the endpoint: where a mistake inside it is the reason, this is only its consequence.
+            yield Finding((*path, "endpoints", index), str(fault))
+    if not pool.endpoints:
+        yield Finding(path, "no endpoints: it serves nothing until one is added from elsewhere", warning=True)
     if pool.chat_template is not None:
         yield from _chat_template((*path, "chat_template"), pool.chat_template, pool.protocol)
+    elif pool.protocol == "triton":
+        yield Finding(path, "no `chat_template`: chat requests are refused, only prompts are served", warning=True)
     price = pool.price
     if price is not None and price.usd_per_gpu_hour is not None:
         for name in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
@@ -109,7 +156,7 @@ def _timeouts(path: Path, timeouts: TimeoutSpec) -> Iterator[Finding]:
 
 def _endpoints(fleet: FleetSpec) -> Iterator[Finding]:
     ids: dict[str, str] = {}
-    addresses: dict[tuple[str, str, str], str] = {}
+    addresses = Addresses()
     for pool_name, pool in fleet.pools.items():
         for index, endpoint in enumerate(pool.endpoints):
             path: Path = ("pools", pool_name, "endpoints", index)
@@ -118,19 +165,20 @@ def _endpoints(fleet: FleetSpec) -> Iterator[Finding]:
                 yield Finding((*path, "id"), message)
                 continue
             ids[endpoint.id] = pool_name
-            for name in ("http", "grpc"):
-                address = getattr(endpoint, name)
-                if address is None:
-                    continue
-                # One server may serve two models, as two endpoints; twice the same model is one replica counted twice.
-                key = (name, address.rstrip("/"), pool.model)
-                if key in addresses:
-                    message = f"{pool.model} at this address is already endpoint {addresses[key]}"
-                    yield Finding((*path, name), message)
-                addresses.setdefault(key, endpoint.id)
+            for fault in addresses.take(endpoint, pool.model):
+                yield Finding((*path, fault.field), fault.message)
 
 
-def _route(path: Path, route: RouteSpec, pools: Collection[str]) -> Iterator[Finding]:
+def _unused_pools(fleet: FleetSpec) -> Iterator[Finding]:
+    used = {part.pool for route in fleet.routes.values() for part in route.pools}
+    used |= {name for route in fleet.routes.values() for name in (route.pool, *route.fallback) if name is not None}
+    for name in fleet.pools:
+        if name not in used:
+            yield Finding(("pools", name), "no route leads to it", warning=True)
+
+
+def route_findings(path: Path, route: RouteSpec, pools: Collection[str]) -> Iterator[Finding]:
+    """Everything about the route at `path`. `pools` are the names it may use."""
     both = route.pool is not None and bool(route.pools)
     if route.pool is None and not route.pools:
         yield Finding(path, "needs `pool`, or `pools` for a weighted split")
@@ -142,8 +190,7 @@ def _route(path: Path, route: RouteSpec, pools: Collection[str]) -> Iterator[Fin
     seen: set[str] = set()
     for where, name in named:
         if name not in pools:
-            known = did_you_mean(name, pools) or (f"; there are {', '.join(pools)}" if 0 < len(pools) <= 20 else "")
-            yield Finding(where, f"no pool is named {name}{known}")
+            yield Finding(where, no_pool(name, pools))
         elif name in seen and not both:
             yield Finding(where, f"pool {name} is named twice in this route")
         seen.add(name)

@@ -10,14 +10,17 @@ effect. So a file is read in three steps:
    a field added to the types is read strictly at once;
 3. what could be built becomes a `FleetSpec`, and `router.spec.references` looks at how its parts fit together.
 
-A refused value is left out and the walk goes on, so that one run shows every mistake; a list with a refused item is
-left out whole, because the others would change their index. What step 3 then finds about a part that already had
-a mistake inside it is probably its consequence and is not reported.
+A refused value is left out and the walk goes on, so that one run shows as many mistakes as possible. What step 3 then
+finds about a part that already had a mistake inside it is probably its consequence and is not reported. What a mistake
+makes unreadable as a whole (a pool without its protocol) step 3 does not see, so a second run may show more.
+
+What a person sends to the admin API is JSON and read by the same walk (`read_part`).
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 import yaml
@@ -26,7 +29,7 @@ from msgspec import inspect
 from router.spec.fleet import FleetSpec
 from router.spec.references import Path, findings
 from router.spec.wording import choice_fault, did_you_mean, only_type, shown, text_fault
-from router.spec.yaml_nodes import MAX_NODES, Place, YamlError, compose, kind_of, place_of
+from router.spec.yaml_nodes import MAX_NODES, Place, YamlError, compose, kind_of, node_of, place_of
 
 _WANTED: Mapping[type[inspect.Type], str] = {
     inspect.StructType: "a mapping",
@@ -48,6 +51,9 @@ _FOUND: Mapping[str | None, str] = {
     "seq": "a list",
 }
 _LARGEST_INT = 2**63 - 1
+_TOP = Place(1, 1)
+
+_Spec = TypeVar("_Spec")
 
 MAX_PROBLEMS = 100
 """Reading ends here: who has made more mistakes has made one of them very often."""
@@ -64,8 +70,8 @@ class Problem(msgspec.Struct, frozen=True):
     column: int | None = None
 
     def render(self, file: str) -> str:
-        """`FILE:LINE:COLUMN: path: message`, without the parts there are none of."""
-        where = f"{file}:{self.line}:{self.column}" if self.line is not None else ""
+        """`FILE:LINE:COLUMN: path: message`, without the parts there are none of; a variable has no file."""
+        where = f"{file}:{self.line}:{self.column}" if self.line is not None else "" if self.path else file
         return ": ".join(part for part in (where, self.path, self.message) if part)
 
 
@@ -87,27 +93,46 @@ def read_fleet(text: str) -> Reading:
     """Read a fleet file's text. Pure: files it names (chat templates) are not looked at."""
     walk = _Walk()
     try:
-        plain = walk.value(compose(text), inspect.type_info(FleetSpec), (), Place(1, 1))
+        walk.value(compose(text), inspect.type_info(FleetSpec), (), _TOP)
+        # A fleet whose name is missing or refused is looked at all the same.
+        fleet = msgspec.convert({"fleet": "unnamed", **walk.root}, FleetSpec)
     except YamlError as error:
         return Reading(None, [_problem(error.place, (), str(error))], [], {})
     except _EnoughError:
-        plain = _REFUSED
+        fleet = None
     problems, warnings = walk.problems, list[Problem]()
-    fleet = None if plain is _REFUSED else msgspec.convert(plain, FleetSpec)
     if fleet is not None:
         within_faulty = {path[:length] for path in walk.faulty for length in range(len(path) + 1)}
         written_pools = [str(path[1]) for path in walk.places if len(path) == 2 and path[0] == "pools"]
         for finding in findings(fleet, written_pools):
             if len(problems) == MAX_PROBLEMS:
                 break
-            if finding.path not in within_faulty:
-                found = _problem(_nearest(walk.places, finding.path), finding.path, finding.message)
+            path = walk.as_written(finding.path)
+            if path not in within_faulty:
+                found = _problem(_nearest(walk.places, path), path, finding.message)
                 (warnings if finding.warning else problems).append(found)
     problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
     if len(problems) == MAX_PROBLEMS:
         last = problems[-1]
         problems.append(Problem("", f"reading ended after {MAX_PROBLEMS} mistakes", last.line, last.column))
     return Reading(None if problems else fleet, problems, warnings, walk.places)
+
+
+def read_part(value: object, type_: type[_Spec], *, tolerant: bool = False) -> tuple[_Spec | None, list[Problem]]:
+    """Read a part of a fleet that came as JSON as strictly as a file: the part, or the problems with it.
+
+    `value` is what the JSON was decoded to; `tolerant` takes keys nobody knows. The problems' lines mean nothing.
+    """
+    walk = _Walk(tolerant=tolerant)
+    try:
+        plain = walk.value(node_of(value), inspect.type_info(type_), (), _TOP)
+    except YamlError as error:
+        return None, [Problem("", str(error))]
+    except RecursionError:
+        return None, [Problem("", "is nested too deep")]
+    except _EnoughError:
+        plain = _REFUSED
+    return None if walk.problems else msgspec.convert(plain, type_), walk.problems
 
 
 def path_text(path: Path) -> str:
@@ -130,7 +155,7 @@ def _problem(place: Place, path: Path, message: str) -> Problem:
 def _nearest(places: Mapping[Path, Place], path: Path) -> Place:
     while path and path not in places:
         path = path[:-1]
-    return places.get(path, Place(1, 1))
+    return places.get(path, _TOP)
 
 
 class _EnoughError(Exception):
@@ -149,7 +174,19 @@ class _Walk:
     problems: list[Problem] = field(default_factory=list)
     faulty: list[Path] = field(default_factory=list)
     places: dict[Path, Place] = field(default_factory=dict)
+    kept: dict[Path, list[int]] = field(default_factory=dict)
+    """Of lists with refused items, the indices of the others in the text."""
+    root: dict[str, object] = field(default_factory=dict)
+    """What agreed of the outermost mapping, whatever it lacks."""
     steps: int = 0
+    tolerant: bool = False
+
+    def as_written(self, path: Path) -> Path:
+        """The path in the text of what is at `path` in the plain values."""
+        written: Path = ()
+        for step in path:
+            written += (self.kept[written][step] if isinstance(step, int) and written in self.kept else step,)
+        return written
 
     def refuse(self, place: Place, path: Path, message: str) -> _Refused:
         self.problems.append(_problem(place, path, message))
@@ -177,7 +214,10 @@ class _Walk:
                     self.value(item, type_.item_type, (*path, index), place_of(item))
                     for index, item in enumerate(node.value)
                 ]
-                return _REFUSED if _REFUSED in items else items
+                kept = [index for index, item in enumerate(items) if item is not _REFUSED]
+                if len(kept) < len(items):
+                    self.kept[path] = kept
+                return [items[index] for index in kept]
             case _, yaml.ScalarNode():
                 return self.scalar(node, type_, path)
         return self.refuse(place_of(node), path, _mismatch(node, type_))
@@ -203,6 +243,8 @@ class _Walk:
         for name, (key, value) in entries.items():
             if name in fields:
                 plain[name] = self.value(value, fields[name].type, (*path, name), place_of(key))
+            elif self.tolerant:
+                continue
             elif name == "<<":
                 self.refuse(place_of(key), (*path, name), "merge keys are not supported; write the fields out")
             else:
@@ -212,6 +254,8 @@ class _Walk:
         for name in missing:
             self.refuse(place, (*path, name), "is missing")
         plain = {name: value for name, value in plain.items() if value is not _REFUSED}
+        if not path:
+            self.root = plain
         if any(one.required and name not in plain for name, one in fields.items()):
             return _REFUSED
         return plain
@@ -281,6 +325,8 @@ def _mismatch(node: yaml.Node, type_: inspect.Type) -> str:
     match type_:
         case inspect.StrType() if kind in ("int", "float", "bool") and len(text) <= 60:
             hint = f'; write "{text}"'
+        case inspect.StructType(fields=(only,)) if kind == "str":
+            hint = f"; write {{{only.encode_name}: ...}}"
         case inspect.ListType() if kind == "str" and isinstance(type_.item_type, (inspect.Metadata, inspect.StrType)):
             hint = "; put it in brackets: [...]"
         case inspect.IntType() | inspect.FloatType() if kind == "str" and text.isdecimal():

@@ -13,15 +13,22 @@ from msgspec import Meta
 END = r"(?!\n)$"
 """The end of a value, in patterns. In JSON Schema `$` alone is that; in Python it also stands before a last newline."""
 
-_HOST = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)"
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+HOST_NAME = rf"{_LABEL}(\.{_LABEL})*\.?"
+_HOST = rf"(\[[0-9a-fA-F:.]+\]|{HOST_NAME})"
+_PORT = r":[0-9]{1,5}"
+_SERVER_URL = rf"http://{_HOST}({_PORT})?"
+_PATH = r"[!\"$->@-~]*"  # visible ASCII without ? and #
 _USER = r"(((?![/?#\[\]])[!-~])*@)?"
-_REDIS_SERVER = rf"{_USER}{_HOST}(:[0-9]{{1,5}})?(/[0-9]*)?"
+_REDIS_SERVER = rf"{_USER}{_HOST}({_PORT})?(/[0-9]*)?"
 _TLS_FILE = r"ssl_(ca_certs|certfile|keyfile)=[^&#\s]+"
 
 DURATION_PATTERN = rf"^[0-9]+(\.[0-9]+)?(ms|s|m|h){END}"
 SIZE_PATTERN = rf"^[0-9]+(B|KiB|MiB|GiB){END}"
-LISTEN_PATTERN = rf"^{_HOST}?:[0-9]{{1,5}}{END}"
-HOST_PORT_PATTERN = rf"^{_HOST}:[0-9]{{1,5}}{END}"
+LISTEN_PATTERN = rf"^{_HOST}?{_PORT}{END}"
+HOST_PORT_PATTERN = rf"^{_HOST}{_PORT}{END}"
+HTTP_URL_PATTERN = rf"^{_SERVER_URL}(/{_PATH})?{END}"
+BASE_URL_PATTERN = rf"^{_SERVER_URL}(?!({_PATH})/v1/?$)(/{_PATH})?{END}"
 NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}{END}"
 FLEET_NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,62}}{END}"
 # Of the options the Redis client would take from a URL only these are allowed: one it does not know ends the gateway,
@@ -41,7 +48,10 @@ ListenAddress = Annotated[
     str, Meta(pattern=LISTEN_PATTERN, description="HOST:PORT to listen on; an empty host means every interface.")
 ]
 HostPort = Annotated[str, Meta(pattern=HOST_PORT_PATTERN, description="HOST:PORT of a server.")]
-HttpUrl = Annotated[str, Meta(pattern=rf"^http://[^/?#\s]+(/[^?#\s]*)?{END}", description="An http:// URL.")]
+HttpUrl = Annotated[str, Meta(pattern=HTTP_URL_PATTERN, description="An http:// URL.")]
+BaseUrl = Annotated[
+    str, Meta(pattern=BASE_URL_PATTERN, description="http://HOST:PORT, without the /v1 that the gateway adds.")
+]
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="Letters, digits and . _ / -, 128 at most.")]
 FleetName = Annotated[str, Meta(pattern=FLEET_NAME_PATTERN, description="Letters, digits and . _ -, 63 at most.")]
 RedisUrl = Annotated[

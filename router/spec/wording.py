@@ -1,16 +1,17 @@
 """What is wrong with one value that a person wrote, in a sentence that says what to write instead.
 
 The patterns that decide are those of the types (`router.spec.units`); this module only puts their refusals into words,
-and adds what a pattern cannot say: a port has an upper end, a deadline of zero fails every request. Files
-(`router.spec.strict`) and environment variables share it, so both are held to the same rules.
+and adds what a pattern cannot say: a port has an upper end, `[1:2]` is no IPv6 address, a deadline of zero fails every
+request. Files (`router.spec.strict`), environment variables and the admin API share it, so all are held to the same
+rules.
 
 A value is repeated in a sentence only where it cannot hold a secret: never the Redis URL, no URL with a user name.
 """
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from msgspec import inspect
 
@@ -34,7 +35,7 @@ _DURATIONS = (pattern_of(units.Duration), pattern_of(units.DurationOrOff))
 _SIZE = pattern_of(units.Size)
 _LISTEN = pattern_of(units.ListenAddress)
 _HOST_PORT = pattern_of(units.HostPort)
-_HTTP_URL = pattern_of(units.HttpUrl)
+_HTTP_URLS = (pattern_of(units.HttpUrl), pattern_of(units.BaseUrl))
 _NAME = pattern_of(units.Name)
 _FLEET_NAME = pattern_of(units.FleetName)
 _REDIS_URL = pattern_of(units.RedisUrl)
@@ -73,10 +74,16 @@ def text_fault(value: str, pattern: str | None) -> str | None:
         return "must be longer than zero" + ("; write off for no limit" if pattern == _DURATIONS[1] else "")
     if pattern == _SIZE and units.size_bytes(value) == 0:
         return "must be larger than zero"
-    if pattern is not None and pattern in (_LISTEN, _HOST_PORT, _HTTP_URL):
-        return _port_fault(value, pattern)
-    if pattern == _REDIS_URL:
-        return _redis_fault(value)
+    if pattern in (_LISTEN, _HOST_PORT):
+        # Port 0 asks the system for a free port: good to listen on, impossible to connect to.
+        return _server_fault(value, lowest_port=0 if pattern == _LISTEN else 1)
+    if pattern in _HTTP_URLS:
+        return _server_fault(_authority(value))
+    if pattern == _REDIS_URL and not value.startswith("unix:"):
+        fault = _server_fault(_authority(value).rpartition("@")[2])
+        if fault is not None:  # it may quote the host, where a misplaced password would stand
+            fault = fault if fault.startswith("port ") else "its host is not a host name or IP address"
+            return f"in the Redis URL, {fault}"
     return None
 
 
@@ -86,24 +93,44 @@ def shown(value: object) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
-def _port_fault(value: str, pattern: str) -> str | None:
-    authority = value.partition("://")[2].partition("/")[0] if pattern == _HTTP_URL else value
-    host, colon, digits = authority.rpartition(":")
-    if not colon or (pattern == _HTTP_URL and host.startswith("[") and authority.endswith("]")):
-        return None
-    if not re.fullmatch(r"[0-9]{1,5}", digits):
-        return "the URL's port is not a number"
-    # Port 0 asks the system for a free port: good to listen on, impossible to connect to.
-    lowest = 0 if pattern == _LISTEN else 1
-    return None if lowest <= int(digits) <= 65535 else f"port {digits} is not between {lowest} and 65535"
+def _authority(url: str) -> str:
+    return url.partition("://")[2].partition("/")[0]
 
 
-def _redis_fault(value: str) -> str | None:
-    try:
-        port = urlsplit(value).port
-    except ValueError:  # a port above 65535, or brackets around what is no IPv6 address
-        port = 0
-    return "the Redis URL's host and port are not those of a server" if port == 0 else None
+def _server_fault(server: str, lowest_port: int = 1) -> str | None:
+    """What is wrong with a HOST, a HOST:PORT or, to listen on, a :PORT whose shape is right."""
+    host, port = re.fullmatch(r"(.*?)(?::([0-9]*))?", server, re.DOTALL).groups()  # type: ignore[union-attr]
+    if host and (fault := _host_fault(host)):
+        return fault
+    if port is not None and not lowest_port <= int(port) <= 65535:
+        return f"port {port} is not between {lowest_port} and 65535"
+    return None
+
+
+def _host_fault(host: str) -> str | None:
+    kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address] | None = None
+    if host.startswith("["):
+        if "]" not in host:
+            return "the IPv6 address lacks its closing ]"
+        kind = ipaddress.IPv6Address
+    elif re.fullmatch(r"\.*[0-9][0-9.]*", host):
+        kind = ipaddress.IPv4Address
+    if kind is not None:
+        try:
+            kind(host.strip("[]"))
+        except ValueError:
+            return f"{shown(host)} is not an IPv{6 if host.startswith('[') else 4} address"
+    if ":" in host and kind is None:
+        return f"{shown(host)} is not a host name: an IPv6 address stands in brackets, like [::1]"
+    if len(host) > 253:
+        return "the host name is longer than 253 characters"
+    if any(len(label) > 63 for label in host.split(".")):
+        return "a part of the host name is longer than 63 characters"
+    if not host.isascii():
+        return f"{shown(host)} is not a host name: write what is not ASCII in its xn-- form"
+    if kind is None and not re.search(rf"^{units.HOST_NAME}{units.END}", host):
+        return f"{shown(host)} is not a host name: letters, digits and - between single dots"
+    return None
 
 
 def _shape_fault(value: str, pattern: str) -> str:
@@ -113,8 +140,8 @@ def _shape_fault(value: str, pattern: str) -> str:
         return _size_fault(value)
     if pattern in (_LISTEN, _HOST_PORT):
         return _address_fault(value, listen=pattern == _LISTEN)
-    if pattern == _HTTP_URL:
-        return _url_fault(value)
+    if pattern in _HTTP_URLS:
+        return _url_fault(value, base=pattern == _HTTP_URLS[1])
     if pattern == _REDIS_URL:
         return _redis_url_fault(value)
     if pattern in (_NAME, _FLEET_NAME):
@@ -151,8 +178,11 @@ def _address_fault(value: str, *, listen: bool) -> str:
     scheme, separator, rest = value.partition("://")
     if separator and re.search(units.HOST_PORT_PATTERN, rest.rstrip("/")):
         return f"{shown(value)} is not {kind}: write {rest.rstrip('/')}, without {scheme}://"
-    if re.fullmatch(r"[A-Za-z0-9._-]+", value):
+    if re.fullmatch(r"[A-Za-z0-9._-]+|\[[^\]]*\]", value):
         return f"{shown(value)} has no port: write {value}:PORT"
+    host, colon, port = value.rpartition(":")
+    if colon and host and re.fullmatch(r"[0-9]{1,5}", port) and (fault := _host_fault(host)):
+        return fault
     return f"{shown(value)} is not {kind}: write HOST:PORT" + (", or :PORT for every interface" if listen else "")
 
 
@@ -170,11 +200,26 @@ def _redis_url_fault(value: str) -> str:
     )
 
 
-def _url_fault(value: str) -> str:
+def _url_fault(value: str, *, base: bool) -> str:
+    if "@" in _authority(value) or ("@" in value and "://" not in value):
+        return "engine credentials do not belong in a URL: leave out what stands before the @"
     if value.startswith("https://"):
         return "engines are reached over plain http:// only"
-    if "@" not in value and re.search(r"^[A-Za-z0-9._-]+(:[0-9]+)?(/\S*)?$", value):
+    if not re.fullmatch(r"[!-~]*", value) and value.isascii():
+        return "holds a space or a control character"
+    if re.search(r"^[A-Za-z0-9._-]+(:[0-9]+)?(/\S*)?$", value):
         return f"{shown(value)} is not a URL: write http://{value}"
     if re.search(r"[?#]", value):
         return "expected an http:// URL without ? and #"
+    if not value.startswith("http://"):
+        return "expected an http:// URL, like http://127.0.0.1:8000"
+    host, port = re.fullmatch(r"(\[[^\]]*(?:\]|$)|.*?)(?::([^\]:]*))?", _authority(value), re.DOTALL).groups()  # type: ignore[union-attr]
+    if not host:
+        return "the URL has no host: write http://HOST:PORT"
+    if fault := _host_fault(host):
+        return fault
+    if port is not None and not re.fullmatch(r"[0-9]{1,5}", port):
+        return "the URL's port is not a number up to 65535"
+    if base and re.search(r"/v1/?$", value):
+        return "leave out /v1: the gateway adds it"
     return "expected an http:// URL, like http://127.0.0.1:8000"

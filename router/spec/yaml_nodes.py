@@ -53,6 +53,30 @@ def kind_of(node: yaml.Node) -> str | None:
     return kind if kind in _KINDS else None
 
 
+def node_of(value: object) -> yaml.Node:
+    """What JSON was decoded to, as nodes that all start at the first character. May raise RecursionError."""
+    mark = yaml.Mark("", 0, 0, 0, None, 0)
+
+    def scalar(kind: str, text: str) -> yaml.Node:
+        return yaml.ScalarNode(_PREFIX + kind, text, mark)
+
+    match value:
+        case None:
+            return scalar("null", "null")
+        case bool():
+            return scalar("bool", str(value).lower())
+        case int():
+            return scalar("int", str(value))
+        case float():
+            return scalar("float", repr(value))
+        case list():
+            return yaml.SequenceNode(_PREFIX + "seq", [node_of(item) for item in value], mark)
+        case dict():
+            entries = [(scalar("str", str(key)), node_of(item)) for key, item in value.items()]
+            return yaml.MappingNode(_PREFIX + "map", entries, mark)
+    return scalar("str", str(value))
+
+
 def compose(text: str) -> yaml.Node:
     """The root node of the only document in `text`.
 

@@ -49,12 +49,16 @@ class Gateway:
     merged: MergedFleet = field(default_factory=lambda: merge([]))
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     url: str = ""
+    frozen: bool = False
+    """Takes nothing over any more, as if compiling a change failed."""
 
     def __post_init__(self) -> None:
         documents = file_documents(msgspec.convert(FILE, FleetSpec), content_hash="h")
         self.state = FleetState(self.redis_url, "demo", documents, "h", self._on_documents)
 
     def _on_documents(self, documents: list[Document]) -> None:
+        if self.frozen:
+            return
         self.merged = merge(documents)
         self.fleet = compile_view(self.merged, self.fleet)
 
@@ -209,13 +213,16 @@ async def test_an_address_that_cannot_be_connected_to_is_refused_by_its_fields_n
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ({**NEW, "zoen": "b"}, 400, "zoen"),
-        ({**NEW, "http": "9"}, 400, "$.http"),
-        ({**NEW, "capacity": "cheap"}, 400, "cheap"),
-        ({**NEW, "id": "sp ace"}, 400, "$.id"),
-        ({**NEW, "pool": "nobody's"}, 400, "no pool"),
-        ({"pool": "p"}, 400, "id"),
-        ([], 400, "array"),
+        ({**NEW, "zoen": "b"}, 400, "`zoen`: unknown key; did you mean zone?"),
+        ({**NEW, "zoen": "b", "tp": 0}, 400, "`zoen`: unknown key; did you mean zone? `tp`: must be at least 1."),
+        ({**NEW, "http": "9"}, 400, "`http`: '9' is not a URL: write http://9"),
+        ({**NEW, "http": "http://h:1/v1"}, 400, "`http`: leave out /v1: the gateway adds it"),
+        ({**NEW, "http": "http://127.0.0.1:1/"}, 400, "`http`: m at this address is already endpoint a"),
+        ({**NEW, "capacity": "cheap"}, 400, "`capacity`: 'cheap' is not one of on-demand, spot"),
+        ({**NEW, "id": "sp ace"}, 400, "`id`: 'sp ace' is not a name"),
+        ({**NEW, "pool": "nobody's"}, 400, "`pool`: no pool is named nobody's; there are p, t."),
+        ({"pool": "p"}, 400, "`id`: is missing"),
+        ([], 400, "The body: expected a mapping, found a list."),
         ({**NEW, "id": "a"}, 409, "from file"),
     ],
 )
@@ -247,9 +254,11 @@ async def test_a_route_with_a_slash_in_its_name_can_be_set_and_removed(gateway: 
 
 
 async def test_a_route_set_over_the_files_is_whole_and_removing_it_gives_the_files_back(gateway: Gateway) -> None:
-    split = {"pools": [{"pool": "t", "weight": 3}, {"pool": "p"}], "fallback": ["p"]}
+    split = {"pools": [{"pool": "t", "weight": 3}, {"pool": "p"}]}
     assert (await call(gateway, "PUT", "/admin/v1/routes/r", split))[0] == 200
     assert [(pool.name, weight) for pool, weight in gateway.fleet.routes["r"].pools] == [("t", 3.0), ("p", 1.0)]
+    assert (await call(gateway, "PUT", "/admin/v1/routes/r", {"pool": "t", "fallback": ["p"]}))[0] == 200
+    assert [pool.name for pool in gateway.fleet.routes["r"].all_pools] == ["t", "p"]
     assert (await call(gateway, "PUT", "/admin/v1/routes/r", {"pool": "t"}))[0] == 200
     assert [pool.name for pool in gateway.fleet.routes["r"].all_pools] == ["t"]
     status, answer = await call(gateway, "DELETE", "/admin/v1/routes/r")
@@ -260,18 +269,91 @@ async def test_a_route_set_over_the_files_is_whole_and_removing_it_gives_the_fil
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({}, "exactly one"),
-        ({"pool": "p", "pools": [{"pool": "p"}]}, "exactly one"),
-        ({"pool": "x"}, "no pool 'x'"),
-        ({"pool": "p", "fallback": ["x"]}, "no pool 'x'"),
-        ({"pools": [{"pool": "p", "wieght": 1}]}, "wieght"),
-        ({"pools": [{"pool": "p", "weight": 0}]}, "weight"),
+        ({}, "The route needs `pool`, or `pools` for a weighted split."),
+        ({"pool": "p", "pools": [{"pool": "t"}]}, "The route has both `pool` and `pools`; keep one."),
+        ({"pool": "x"}, "`pool`: no pool is named x; there are p, t."),
+        ({"pool": "p", "fallback": ["x"]}, "`fallback[0]`: no pool is named x"),
+        ({"pool": "p", "fallback": ["p"]}, "`fallback[0]`: pool p is named twice in this route."),
+        ({"pools": [{"pool": "p"}, {"pool": "p"}]}, "`pools[1].pool`: pool p is named twice in this route."),
+        ({"pools": [{"pool": "p", "wieght": 1}]}, "`pools[0].wieght`: unknown key; did you mean weight?"),
+        ({"pools": [{"pool": "p", "weight": 0}]}, "`pools[0].weight`: must be greater than 0."),
     ],
 )
 async def test_a_route_that_cannot_be_is_refused_with_a_reason(gateway: Gateway, body: Any, said: str) -> None:
     status, message = await refused(gateway, "PUT", "/admin/v1/routes/r", body)
     assert status == 400
     assert said in message
+    assert "`name`: 'a b' is not a name" in (await refused(gateway, "PUT", "/admin/v1/routes/a%20b", {"pool": "p"}))[1]
+
+
+async def test_what_no_endpoint_can_be_made_of_is_listed_with_the_reason_and_can_be_removed(
+    valkey: ValkeyProcess, gateway: Gateway
+) -> None:
+    async def put(id_: str, spec: bytes, **changes: Any) -> None:
+        document = Document(family="endpoints", id=id_, source="cli", generation=1, spec=msgspec.Raw(spec))
+        await gateway.state.put(msgspec.structs.replace(document, **changes))
+
+    await put("badurl", b'{"pool":"p","http":"http://[bad"}')
+    await put("nopool", b'{"pool":"gone","http":"http://127.0.0.1:7"}')
+    await put("noaddress", b'{"pool":"p"}')
+    await put("orphan", b'{"drain":true}')
+    await put("a", b"[1]")  # over the file's, which is in use
+    async with valkey.client() as client:
+        await client.hset("headrace:{demo}:endpoints", "cli/unreadable", b"\xff{")
+        await client.xadd("headrace:{demo}:changes", {"what": "test"})
+    async with asyncio.timeout(5):
+        while not gateway.state.status.problems:  # noqa: ASYNC110 - a status has no event to wait for
+            await asyncio.sleep(0.02)
+
+    answer = (await call(gateway, "GET", "/admin/v1/endpoints"))[1]
+    why = {row["id"]: row["detail"] for row in answer["endpoints"] if row["phase"] == "unusable"}
+    assert set(why) == {"badurl", "nopool", "noaddress", "orphan"}
+    assert why["badurl"] == "(from cli) is left out: `http`: the IPv6 address lacks its closing ]"
+    assert "no pool 'gone'" in why["nopool"]
+    assert "`http`: is missing; protocol openai needs" in why["noaddress"]
+    assert "only what was laid over it is left" in why["orphan"]
+    assert any("cli/unreadable" in problem for problem in answer["problems"])
+    for id_ in (*why, "a", "unreadable"):
+        assert (await call(gateway, "DELETE", f"/admin/v1/endpoints/{id_}"))[0] == 200, id_
+    answer = (await call(gateway, "GET", "/admin/v1/endpoints"))[1]
+    assert ([row["id"] for row in answer["endpoints"]], answer["problems"]) == (["a"], [])
+
+
+async def test_a_route_to_pools_that_are_gone_is_listed_with_the_reason_and_can_be_removed(gateway: Gateway) -> None:
+    spec = msgspec.Raw(b'{"pool":"gone"}')
+    await gateway.state.put(Document(family="routes", id="lost", source="cli", generation=1, spec=spec))
+    (row,) = [r for r in (await call(gateway, "GET", "/admin/v1/routes"))[1]["routes"] if r["name"] == "lost"]
+    assert "there is no pool 'gone'" in row["problem"]
+    assert "there is no pool 'gone'" in (await headrace(gateway, "routes", "list")).stdout
+    assert (await headrace(gateway, "routes", "remove", "lost")).exit_code == 0
+    assert {r["name"] for r in (await call(gateway, "GET", "/admin/v1/routes"))[1]["routes"]} == {"r"}
+
+
+async def test_a_change_that_this_gateway_did_not_take_over_is_no_success(gateway: Gateway) -> None:
+    gateway.frozen = True
+    for method, path, body in (
+        ("POST", "endpoints/a/drain", None),
+        ("POST", "endpoints", NEW),
+        ("PUT", "routes/r", {"pool": "t"}),
+    ):
+        status, message = await refused(gateway, method, f"/admin/v1/{path}", body)
+        assert (status, message[:21]) == (503, "The change is stored,")
+
+
+@pytest.mark.parametrize("phase", ["ready", "unhealthy", "starting"])
+async def test_a_drain_shows_whatever_the_phase_and_says_when_it_is_done(gateway: Gateway, phase: str) -> None:
+    state = gateway.fleet.endpoints["a"].state
+    state.phase, state.detail, state.in_flight = phase, "as probed", 1  # type: ignore[assignment]
+    await headrace(gateway, "endpoints", "drain", "a")
+    (row,) = (await call(gateway, "GET", "/admin/v1/endpoints"))[1]["endpoints"]
+    assert (row["drain"], row["detail"]) == ("draining", "as probed")
+    gateway.fleet.endpoints["a"].state.in_flight = 0
+    (row,) = (await call(gateway, "GET", "/admin/v1/endpoints"))[1]["endpoints"]
+    assert (row["drain"], row["detail"]) == ("drained", "drained, safe to stop once every gateway says so; as probed")
+    assert "drained, safe to stop" in (await headrace(gateway, "endpoints", "list")).stdout
+    await headrace(gateway, "endpoints", "undrain", "a")
+    (row,) = (await call(gateway, "GET", "/admin/v1/endpoints"))[1]["endpoints"]
+    assert (row["drain"], row["phase"]) == (None, phase)
 
 
 async def test_without_redis_the_fleet_is_shown_and_not_changed(valkey: ValkeyProcess, gateway: Gateway) -> None:
@@ -298,7 +380,7 @@ async def test_the_commands_change_the_fleet(gateway: Gateway) -> None:
     for line in (
         "endpoints add org/new --pool p --http http://127.0.0.1:9 --zone b --capacity spot",
         "endpoints drain org/new",
-        "routes set org/model --pool p=2 --pool t=1 --fallback p",
+        "routes set org/model --pool p=2 --pool t=1",
     ):
         result = await headrace(gateway, *line.split())
         assert (result.exit_code, result.stderr) == (0, ""), line
@@ -321,10 +403,14 @@ async def test_the_commands_change_the_fleet(gateway: Gateway) -> None:
     [
         ("endpoints remove a", "comes from file"),
         ("endpoints drain nobody", "no endpoint 'nobody'"),
-        ("endpoints add x --pool q --http http://127.0.0.1:9", "no pool 'q'"),
+        ("endpoints add x --pool q --http http://127.0.0.1:9", "no pool is named q"),
+        ("endpoints add x --pool p --http http://127.0.0.1:9 --capacity cheap", "not one of on-demand, spot"),
         ("endpoints list --admin http://127.0.0.1:1", "No gateway answers"),
         ("endpoints list --admin localhost", "not an address"),
         ("routes set r --pool p=much", "weight"),
+        ("routes set r --pool =", "names no pool"),
+        ("routes set r --pool =2", "names no pool"),
+        ("routes set r --pool p --fallback p", "named twice"),
         ("routes remove nobody", "no route"),
     ],
 )

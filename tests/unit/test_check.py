@@ -42,6 +42,11 @@ def test_a_missing_file_is_one_sentence_and_exit_1(tmp_path: Path) -> None:
     assert run("check", str(tmp_path / "none.yaml")) == (1, f"{tmp_path / 'none.yaml'}: no such file\n")
 
 
+def test_a_file_can_come_from_standard_input() -> None:
+    result = CliRunner().invoke(app, ["check", "-"], input="fleet: demo\nrouts: {}\n")
+    assert (result.exit_code, result.stdout) == (1, "-:2:1: routs: unknown key; did you mean routes?\n")
+
+
 def test_a_warning_does_not_fail_the_check(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("fleet: demo\n")
@@ -66,6 +71,8 @@ def test_json_is_one_object_either_way(tmp_path: Path) -> None:
     assert report["errors"] == [
         {"path": "routs", "message": "unknown key; did you mean routes?", "line": 2, "column": 1}
     ]
+    report = json.loads(run("check", str(tmp_path / "none.yaml"), "--json")[1])
+    assert report["errors"] == [{"path": "", "message": "no such file", "line": None, "column": None}]
 
 
 def test_the_check_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

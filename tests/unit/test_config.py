@@ -130,7 +130,21 @@ def test_the_environment_overrides_addresses_and_redis(file: Path) -> None:
     assert (gateway.http, gateway.grpc, gateway.admin) == ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
     settings = loaded.settings
     assert (settings.admin_token, settings.log_level, settings.log_format) == ("sesame", "debug", "json")
-    assert loaded.warnings == []
+    assert [warning.path for warning in loaded.warnings] == ["HEADRACE_GRPC"]  # reserved: nothing listens there
+
+
+def test_an_admin_api_open_to_other_machines_without_a_token_is_pointed_out(file: Path) -> None:
+    def warned(**environ: str) -> list[str]:
+        return [warning.render("f") for warning in load_fleet(file, environ).warnings]
+
+    words = "can be reached from other machines and asks for no token: set HEADRACE_ADMIN_TOKEN for the gateway"
+    for address in (":9090", "0.0.0.0:9090", "10.0.0.1:9090", "[::]:9090", "gateway-1:9090"):
+        assert warned(HEADRACE_ADMIN_LISTEN=address) == [f"HEADRACE_ADMIN_LISTEN: {words}"]
+        assert warned(HEADRACE_ADMIN_LISTEN=address, HEADRACE_ADMIN_TOKEN="sesame") == []
+    for address in ("127.0.0.2:9090", "localhost:9090", "[::1]:9090"):
+        assert warned(HEADRACE_ADMIN_LISTEN=address) == []
+    (warning,) = edited(file, "routes:", "gateway: {admin: ':9090'}\nroutes:").warnings
+    assert warning.render("f") == f"f:8:11: gateway.admin: {words}"
 
 
 def test_an_empty_environment_changes_nothing(file: Path) -> None:
@@ -149,6 +163,7 @@ def test_an_empty_environment_changes_nothing(file: Path) -> None:
         ("HEADRACE_ADMIN_LISTEN", "", "is empty; give it a value or unset it"),
         ("HEADRACE_ADMIN_LISTEN", ":8000", "`admin` listens on port 8000, which `http` already takes"),
         ("HEADRACE_REDIS_URL", "http://:sesame@h", "expected a URL that starts with redis://, rediss:// or unix://"),
+        ("HEADRACE_REDIS_URL", "redis://127.0.0.1:99999", "in the Redis URL, port 99999 is not between 1 and 65535"),
         ("HEADRACE_ADMIN_TOKEN", "open sesame", "may hold visible ASCII characters only, no spaces"),
         ("HEADRACE_ADMIN_TOKEN", "", "is empty; give it a value or unset it"),
         ("HEADRACE_LOG_LEVEL", "warn", "'warn' is not one of debug, info, warning, error; did you mean warning?"),
@@ -167,8 +182,8 @@ def test_an_override_that_clashes_with_the_file_is_named_whichever_side_it_is_on
 def test_an_override_that_means_nothing_is_pointed_out(file: Path) -> None:
     warnings = load_fleet(file, {"HEADRACE_REDIS": "redis://:sesame@h", "HEADRACE_COLOUR": "1"}).warnings
     assert [warning.render("f") for warning in warnings] == [
-        "HEADRACE_COLOUR: has no effect",
-        "HEADRACE_REDIS: has no effect; did you mean HEADRACE_REDIS_URL?",
+        "HEADRACE_COLOUR: is not a variable headrace knows",
+        "HEADRACE_REDIS: is not a variable headrace knows; did you mean HEADRACE_REDIS_URL?",
     ]
 
 

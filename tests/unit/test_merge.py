@@ -117,7 +117,7 @@ def test_what_does_not_convert_is_named_with_its_sources_and_takes_nothing_else_
     (problem,) = fleet.problems
     assert "endpoint bad" in problem
     assert "file, cli" in problem
-    assert "$.tp" in problem
+    assert "`tp`: expected a whole number, found a string" in problem
 
 
 def test_a_route_set_to_one_pool_is_not_split_as_the_file_says() -> None:

@@ -38,8 +38,8 @@ gateway: {http: ":8000", admin: "127.0.0.1:9090"}
         ("pool: smollm, fallback", "fallback", 15, "routes.smollm2", "needs `pool`, or `pools` for a weighted split"),
         ("{pools:", "{pool: llama, pools:", 16, "routes.both", "has both `pool` and `pools`; keep one"),
         ("id: c", "id: a", 13, "pools.llama.endpoints[0].id", "endpoint id a is taken in pool smollm; ids are unique in a fleet"),
-        ('{id: b, grpc: "h:2"}', '{id: b, http: "http://h:2"}', 9, "pools.smollm.endpoints[1]", "protocol triton needs `grpc`: the address of the engine's GRPC API"),
-        ('http: "http://h:3"', 'grpc: "h:3"', 13, "pools.llama.endpoints[0]", "protocol openai needs `http`: the address of the engine's HTTP API"),
+        ('{id: b, grpc: "h:2"}', '{id: b, http: "http://h:2"}', 9, "pools.smollm.endpoints[1]", "`grpc`: is missing; protocol triton needs the address of the engine's gRPC API"),
+        ('http: "http://h:3"', 'grpc: "h:3"', 13, "pools.llama.endpoints[0]", "`http`: is missing; protocol openai needs the address of the engine's HTTP API"),
         ("h:2", "h:1", 9, "pools.smollm.endpoints[1].grpc", "ensemble at this address is already endpoint a"),
         ("{text: x}", "{bos: x}", 6, "pools.smollm.chat_template", "needs `file` or `text`"),
         ("{text: x}", "{text: x, file: y}", 6, "pools.smollm.chat_template", "has both `file` and `text`; keep one"),
@@ -60,6 +60,10 @@ def test_a_contradiction_is_named_where_it_stands(old: str, new: str, line: int,
     [
         ("model: m", "model: m\n    timeouts: {first_byte: 60s, total: 30s}", "pools.llama.timeouts.first_byte", "never reached"),
         ("model: m", "model: m\n    chat_template: {text: x}", "pools.llama.chat_template", "has no effect"),
+        ("    chat_template: {text: x}\n", "", "pools.smollm", "no `chat_template`: chat requests are refused"),
+        ('[{id: c, http: "http://h:3"}]', "[]", "pools.llama", "no endpoints: it serves nothing"),
+        ("routes:", "  spare: {protocol: openai, model: m, endpoints: [{id: d, http: 'http://h:4'}]}\nroutes:", "pools.spare", "no route leads to it"),
+        ("gateway: {", "gateway: {grpc: ':8001', ", "gateway.grpc", "nothing listens there yet"),
     ],
 )  # fmt: skip
 def test_what_works_but_cannot_be_meant_is_a_warning(old: str, new: str, path: str, words: str) -> None:
@@ -91,6 +95,19 @@ def test_one_server_may_serve_two_models() -> None:
 def test_listeners_may_share_a_port_on_different_interfaces_or_leave_it_to_the_system() -> None:
     for http, admin in (("127.0.0.2:8000", "127.0.0.1:8000"), (":0", ":0")):
         assert read_fleet(FILE.replace(":8000", http).replace("127.0.0.1:9090", admin)).problems == []
+
+
+def test_mistakes_of_one_part_do_not_hide_contradictions_of_others() -> None:
+    """Also not where the mistake stands in front of the contradiction in one list, or at the fleet's name."""
+    text = FILE.replace("fleet: demo", "fleet: a b").replace("id: a", "id: a b").replace("id: b", "id: c")
+    text = text.replace("[llama]", "[17, lama]")
+    assert [problem.path for problem in read_fleet(text).problems] == [
+        "fleet",
+        "pools.smollm.endpoints[0].id",
+        "pools.llama.endpoints[0].id",
+        "routes.smollm2.fallback[0]",
+        "routes.smollm2.fallback[1]",
+    ]
 
 
 def test_a_pool_with_a_mistake_inside_still_counts_as_there() -> None:

@@ -42,7 +42,7 @@ names = st.from_regex(r"[A-Za-z][A-Za-z0-9._/-]{0,12}", fullmatch=True)
 words = st.text(string.ascii_letters + string.digits + " :#{}[]'\"|>-äß水🌊\n\\", max_size=12)
 durations = st.from_regex(r"[1-9][0-9]{0,3}(\.[0-9]{1,2})?(ms|s|m|h)", fullmatch=True)
 durations_or_off = durations | st.just("off")
-host_names = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,8}[a-z0-9])?", fullmatch=True)
+host_names = st.from_regex(r"([a-z0-9]{1,3}[-_.])*[a-z]", fullmatch=True) | st.ip_addresses(v=4).map(str)
 hosts = host_names | st.ip_addresses(v=6).map(lambda address: f"[{address.exploded}]")
 positive = st.integers(1, 2**40)
 money = st.none() | st.floats(0, 1e6)
@@ -89,7 +89,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
             struct(
                 EndpointSpec,
                 id=names.map(lambda name: f"{name}{number}"),
-                http=hosts.map(lambda host: f"http://{host}:{number}/v1"),
+                http=hosts.map(lambda host: f"http://{host}:{number}/base"),
                 grpc=hosts.map(lambda host: f"{host}:{number}"),
                 metrics=st.none() | hosts.map(lambda host: f"http://{host}/metrics"),
                 role=st.sampled_from(["prefill", "decode", "both"]),

@@ -4,6 +4,7 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from router.spec.strict import Problem, read_fleet
+from router.spec.fleet import EndpointSpec
+from router.spec.strict import Problem, read_fleet, read_part
 from router.spec.units import (
+    BaseUrl,
     Duration,
     DurationOrOff,
     FleetName,
@@ -22,7 +25,9 @@ from router.spec.units import (
     Name,
     RedisUrl,
     Size,
+    host_and_port,
 )
+from router.spec.wording import pattern_of, text_fault
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fleet.yaml"
 
@@ -61,7 +66,7 @@ def only(text: str) -> tuple[str, str]:
 def test_a_correct_file_becomes_the_fleet_it_describes() -> None:
     reading = read_fleet(FILE)
     assert reading.problems == []
-    assert reading.warnings == []
+    assert [warning.path for warning in reading.warnings] == ["pools.smollm"]  # it has no chat template
     assert reading.fleet is not None
     pool = reading.fleet.pools["smollm"]
     assert [endpoint.id for endpoint in pool.endpoints] == ["a", "b"]
@@ -106,7 +111,9 @@ def test_the_example_is_correct() -> None:
         ('"127.0.0.1:18011"', "h:0", "10:15 pools.smollm.endpoints[1].grpc", "port 0 is not between 1 and 65535"),
         ("zone: no", "http: h:1", "11:15 pools.smollm.endpoints[1].http", "'h:1' is not a URL: write http://h:1"),
         ("zone: no", "http: https://h", "11:15 pools.smollm.endpoints[1].http", "engines are reached over plain http:// only"),
-        ("zone: no", "http: http://h:99999/v1", "11:15 pools.smollm.endpoints[1].http", "port 99999 is not between 1 and 65535"),
+        ("zone: no", "http: http://h:99999", "11:15 pools.smollm.endpoints[1].http", "port 99999 is not between 1 and 65535"),
+        ("zone: no", "http: http://h:1/v1/", "11:15 pools.smollm.endpoints[1].http", "leave out /v1: the gateway adds it"),
+        ("gateway:", "redis: redis://h\ngateway:", "17:8 redis", "expected a mapping, found a string; write {url: ...}"),
         ("model: ensemble", 'model: ""', "5:12 pools.smollm.model", "is empty"),
         ("zone: no", "zone: 1", "11:15 pools.smollm.endpoints[1].zone", 'expected a string, found a number; write "1"'),
         ("zone: no", "tp: 0", "11:13 pools.smollm.endpoints[1].tp", "must be at least 1"),
@@ -225,9 +232,9 @@ def test_a_redis_url_that_is_accepted_is_one_the_client_can_use(url: str) -> Non
         ("redis://:sesame@h:notaport", "expected redis://HOST:PORT"),
         ("redis://:ses/ame@h", "%2F"),
         ("redis://:ses[ame@h", "%5B"),
-        ("redis://:sesame@h:99999", "host and port"),
-        ("redis://:sesame@h:0", "host and port"),
-        ("redis://:sesame@[1:2]", "host and port"),
+        ("redis://:sesame@h:99999", "port 99999 is not between 1 and 65535"),
+        ("redis://:sesame@h:0", "port 0 is not between 1 and 65535"),
+        ("redis://:sesame@[1:2]", "its host is not a host name"),
         ("redis://:sesame@h?foo=bar", "takes no options but"),
         ("redis://:sesame@h?socket_timeout=60", "takes no options but"),
         ("redis://:sesame@h?ssl_ca_certs=ca.pem", "takes no options but"),
@@ -250,7 +257,7 @@ def test_no_message_repeats_what_stands_where_the_redis_url_should() -> None:
     ("type_", "value"),
     [
         (Name, "a"), (FleetName, "a"), (Duration, "1s"), (DurationOrOff, "off"), (Size, "1B"),
-        (HostPort, "h:1"), (ListenAddress, ":1"), (HttpUrl, "http://h"), (RedisUrl, "redis://h"),
+        (HostPort, "h:1"), (ListenAddress, ":1"), (HttpUrl, "http://h"), (BaseUrl, "http://h"), (RedisUrl, "redis://h"),
     ],
 )  # fmt: skip
 def test_no_pattern_accepts_a_newline_at_the_end_of_a_value(type_: Any, value: str) -> None:
@@ -264,6 +271,88 @@ def test_user_names_in_engine_addresses_are_not_repeated() -> None:
     found = problems(text)
     assert len(found) == 2
     assert not any("sesame" in problem.message for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("[bad:80", "lacks its closing ]"),
+        ("[zz]:1", "'[zz]' is not an IPv6 address"),
+        ("[::1", "lacks its closing ]"),
+        ("[1:2]:80", "'[1:2]' is not an IPv6 address"),
+        ("::1:80", "stands in brackets"),
+        ("..:80", "'..' is not a host name"),
+        ("-h:80", "'-h' is not a host name"),
+        ("1.2.3:80", "'1.2.3' is not an IPv4 address"),
+        ("256.0.0.1:80", "'256.0.0.1' is not an IPv4 address"),
+        ("a" * 64 + ":80", "longer than 63"),
+        (".".join(["a" * 50] * 6) + ":80", "longer than 253"),
+        ("hé:80", "xn-- form"),
+    ],
+)
+@pytest.mark.parametrize("type_", [HostPort, ListenAddress, HttpUrl, BaseUrl])
+def test_a_host_that_cannot_be_is_refused_wherever_an_address_stands(type_: Any, address: str, words: str) -> None:
+    value = f"http://{address}/" if type_ in (HttpUrl, BaseUrl) else address
+    fault = text_fault(value, pattern_of(type_))
+    assert fault is not None
+    assert words in fault
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://[bad", "lacks its closing ]"),
+        ("http://:80", "the URL has no host"),
+        ("http://", "the URL has no host"),
+        ("http://user:sesame@h", "engine credentials do not belong in a URL"),
+        ("http://h\0:1", "a space or a control character"),
+        ("http://h/a b", "a space or a control character"),
+        ("http://h/?x", "without ? and #"),
+        ("http://h:x", "port is not a number"),
+    ],
+)
+def test_a_url_no_request_can_be_sent_to_is_refused(url: str, words: str) -> None:
+    fault = text_fault(url, pattern_of(HttpUrl))
+    assert fault is not None
+    assert words in fault
+    assert "sesame" not in fault
+
+
+@given(st.text(max_size=30) | st.text("htp:/[]@.-_:1234567890av?#\0é", max_size=40))
+@settings(max_examples=1000, deadline=None)
+def test_what_is_accepted_as_an_address_can_be_taken_apart(text: str) -> None:
+    for value in (text, f"http://{text}", f"http://[{text}]", f"http://h{text}"):
+        if text_fault(value, pattern_of(BaseUrl)) is None:
+            parts = urlsplit(value)
+            assert parts.hostname
+            assert parts.port is None or parts.port > 0
+            assert not parts.path.rstrip("/").endswith("/v1")
+        if text_fault(value, pattern_of(HostPort)) is None:
+            host, port = host_and_port(value)
+            assert host
+            assert 0 < port <= 65535
+
+
+def test_a_part_that_came_as_json_is_read_as_strictly_as_a_file() -> None:
+    part, found = read_part({"id": "a", "http": "http://h:1", "tp": 2, "zone": None}, EndpointSpec)
+    assert part == EndpointSpec(id="a", http="http://h:1", tp=2)
+    assert found == []
+    part, found = read_part({"id": "a b", "htpp": "x", "tp": True, "role": "chef", "node": [1.5]}, EndpointSpec)
+    assert part is None
+    assert {problem.path: problem.message.partition(";")[0] for problem in found} == {
+        "id": "'a b' is not a name: letters, digits and . _ / -, first a letter or digit, 128 at most",
+        "htpp": "unknown key",
+        "tp": "expected a whole number, found true or false",
+        "role": "'chef' is not one of both, decode, prefill",
+        "node": "expected a string, found a list",
+    }
+
+
+def test_a_part_nested_beyond_the_reader_is_refused_in_one_sentence() -> None:
+    deep: Any = "x"
+    for _ in range(100_000):
+        deep = [deep]
+    assert read_part({"id": deep}, EndpointSpec) == (None, [Problem("", "is nested too deep")])
 
 
 def test_a_thousand_endpoints_are_within_the_limits() -> None:
