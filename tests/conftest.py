@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+import aiohttp
 import pytest_asyncio
 import uvloop
 
@@ -24,6 +25,14 @@ from tests.harness import running_gateway
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every test runs on the loop that gateways run on: what a relay promises rests on its transports."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest_asyncio.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    """An HTTP client with as many connections as a test likes."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
+        yield session
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

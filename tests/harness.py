@@ -26,6 +26,13 @@ from router.spec.fleet import (
     TimeoutSpec,
 )
 
+ONE = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
+TWO = b'data: {"choices":[{"delta":{"content":"two \xf0\x9f\x99\x82"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+STREAM = {**CHAT, "stream": True}
+"""Requests to the route of `one_pool`, and events an engine answers with."""
+
 Script = Callable[["EngineConnection"], Awaitable[None]]
 
 

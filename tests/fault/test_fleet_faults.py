@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,22 @@ from typing import Any
 import aiohttp
 import msgspec
 import psutil
-import pytest
 import yaml
 
 from router.spec.fleet import GatewaySpec
 from tests.fleet import Fleet
-from tests.harness import EngineConnection, RunningGateway, ScriptedEngine, free_port, one_pool, running_gateway
+from tests.harness import (
+    CHAT,
+    EngineConnection,
+    RunningGateway,
+    ScriptedEngine,
+    free_port,
+    one_pool,
+    running_gateway,
+)
 from tests.valkey import ValkeyProcess, servers_here
 
 STREAMS = 30
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
-        yield session
 
 
 @dataclass
@@ -100,9 +99,6 @@ async def test_a_killed_triton_takes_its_streams_with_it_and_no_others(
     back = [Stream() for _ in range(12)]
     await asyncio.gather(*(stream(client, fleet.url, 2000 + n, seen, 1) for n, seen in enumerate(back)))
     assert Counter(seen.endpoint for seen in back)["triton-a"] > 0
-
-
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 async def answer(connection: EngineConnection) -> None:

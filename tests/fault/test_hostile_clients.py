@@ -5,22 +5,13 @@ import asyncio
 import gzip
 import json
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 
 from router.spec.fleet import TimeoutSpec
-from tests.harness import EngineConnection, RunningGateway, ScriptedEngine, one_pool, running_gateway
-
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
+from tests.harness import CHAT, EngineConnection, RunningGateway, ScriptedEngine, one_pool, running_gateway
 
 
 async def answer(connection: EngineConnection) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -12,18 +11,17 @@ import pytest
 
 from router.spec.documents import Document, file_documents
 from router.spec.fleet import FleetSpec, TimeoutSpec
-from tests.harness import EngineConnection, RunningGateway, ScriptedEngine, one_pool, running_gateway
-
-ONE = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
-DONE = b"data: [DONE]\n\n"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-STREAM = {**CHAT, "stream": True}
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        yield session
+from tests.harness import (
+    CHAT,
+    DONE,
+    ONE,
+    STREAM,
+    EngineConnection,
+    RunningGateway,
+    ScriptedEngine,
+    one_pool,
+    running_gateway,
+)
 
 
 async def ask(client: aiohttp.ClientSession, running: RunningGateway, body: dict[str, Any]) -> tuple[int, bytes]:

@@ -3,7 +3,7 @@ ones cannot be told to die in the middle of a chunk."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -12,19 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.spec.fleet import TimeoutSpec
-from tests.harness import EngineConnection, RunningGateway, ScriptedEngine, free_port, one_pool, running_gateway
-
-ONE = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
-TWO = b'data: {"choices":[{"delta":{"content":"two \xf0\x9f\x99\x82"}}]}\n\n'
-DONE = b"data: [DONE]\n\n"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-STREAM = {**CHAT, "stream": True}
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        yield session
+from tests.harness import (
+    CHAT,
+    DONE,
+    ONE,
+    STREAM,
+    TWO,
+    EngineConnection,
+    RunningGateway,
+    ScriptedEngine,
+    free_port,
+    one_pool,
+    running_gateway,
+)
 
 
 async def whole(connection: EngineConnection) -> None:
