@@ -50,6 +50,18 @@ class LoadedFleet:
     path: Path
     warnings: list[Problem]
 
+    @property
+    def size(self) -> dict[str, int]:
+        """How many `pools`, `endpoints` and `routes` there are."""
+        pools = self.spec.pools
+        endpoints = sum(len(pool.endpoints) for pool in pools.values())
+        return {"pools": len(pools), "endpoints": endpoints, "routes": len(self.spec.routes)}
+
+
+def size_text(size: Mapping[str, int]) -> str:
+    """`2 pools, 1 endpoint, 2 routes`."""
+    return ", ".join(f"{count} {noun if count != 1 else noun.removesuffix('s')}" for noun, count in size.items())
+
 
 def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
     """Read the fleet file at `path`, or standard input where that is `-`, with the overrides in `environ`.

@@ -4,5 +4,9 @@ What its server and its clients must agree on stands here, where importing it lo
 """
 
 TOKEN_HEADER = "x-headrace-admin-token"
+MISSING_TOKEN = "missing_admin_token"
+WRONG_TOKEN = "invalid_admin_token"
+UNKNOWN_NAMES = ("endpoint_not_found", "route_not_found")
+"""Error codes; of a 404 only these two: any other is about the path."""
 ENDPOINTS = "/admin/v1/endpoints"
 ROUTES = "/admin/v1/routes"

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from gateway.admin import ENDPOINTS, ROUTES, TOKEN_HEADER
+from gateway.admin import ENDPOINTS, MISSING_TOKEN, ROUTES, TOKEN_HEADER, WRONG_TOKEN
 from gateway.admin.changes import add_endpoint, check_removal, drain_endpoint, set_route, undrain_endpoint
 from gateway.admin.readiness import readiness
 from gateway.admin.view import AdminView, endpoint_rows, known_problems, route_rows
@@ -170,10 +170,11 @@ def _token_check(token: str | None) -> Any:
         if token is not None and unquote(request.path).startswith("/admin"):
             given = request.headers.get(TOKEN_HEADER, "")
             if not hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode()):
-                raise ApiError(
-                    401, f"The admin API needs its token in the header {TOKEN_HEADER}.",
-                    type="authentication_error", code="invalid_admin_token",
-                )  # fmt: skip
+                message = "The admin token is not the one this gateway was started with."
+                if not given:
+                    message = f"The admin API needs its token in the header {TOKEN_HEADER}."
+                code = WRONG_TOKEN if given else MISSING_TOKEN
+                raise ApiError(401, message, type="authentication_error", code=code)
         return await handler(request)
 
     return check

@@ -13,9 +13,13 @@ from urllib.parse import quote, urlsplit
 import typer
 from typer.core import TyperGroup
 
-from gateway.admin import TOKEN_HEADER
+from gateway.admin import MISSING_TOKEN, TOKEN_HEADER, UNKNOWN_NAMES, WRONG_TOKEN
 
 TIMEOUT_S = 10.0
+TOKEN_HINTS = {
+    MISSING_TOKEN: " Give it with --admin-token or HEADRACE_ADMIN_TOKEN.",
+    WRONG_TOKEN: " Check --admin-token or HEADRACE_ADMIN_TOKEN.",
+}
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
 
 AdminOption = Annotated[
@@ -50,8 +54,12 @@ class AdminClient:
     url: str
     token: str | None = None
 
-    def get(self, path: str) -> dict[str, Any]:
-        return self._call("GET", path)
+    def get(self, path: str, wanted: str) -> dict[str, Any]:
+        """The answer, which has the keys `wanted` and `problems`."""
+        answer = self._call("GET", path)
+        if not isinstance(answer.get(wanted), list) or not isinstance(answer.get("problems"), list):
+            raise self._not_an_admin_api("its answer is not a gateway's")
+        return answer
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._call("POST", path, body)
@@ -72,11 +80,13 @@ class AdminClient:
             connection.request(method, prefix + path, json.dumps(body) if body is not None else None, headers)
             response = connection.getresponse()
             content = response.read()
-        except (OSError, HTTPException) as error:
+        except OSError as error:
             raise AdminError(
-                f"No gateway answers at {self.url} ({error or type(error).__name__}): check that one is running and "
+                f"No gateway answers at {self.url} ({error.strerror or error}): check that one is running and "
                 "that --admin (or HEADRACE_ADMIN) names its admin address, `gateway.admin` in its fleet file."
             ) from None
+        except HTTPException:  # it would quote what was answered, whatever bytes that was
+            raise self._not_an_admin_api("it does not speak HTTP") from None
         except ValueError as error:  # a token or name that no header or request line can carry
             raise AdminError(f"This cannot be sent to {self.url}: {error}.") from None
         finally:
@@ -99,19 +109,25 @@ class AdminClient:
             answer = json.loads(content)
         except (ValueError, RecursionError):
             answer = None
-        if not isinstance(answer, dict):
-            raise AdminError(
-                f"What answers at {self.url} is not a gateway's admin API (status {status}): check --admin; "
-                "the admin port is not the one clients use."
-            )
+        error = answer.get("error") if isinstance(answer, dict) else None
+        message, code = (error.get("message"), error.get("code")) if isinstance(error, dict) else (None, None)
+        # A path that is not there is no refusal: the admin API has all paths that are asked for here.
+        unknown_path = status == 404 and code not in UNKNOWN_NAMES
+        if not isinstance(answer, dict) or unknown_path or (status >= 400 and not isinstance(message, str)):
+            raise self._not_an_admin_api(f"status {status}")
         if status >= 400:
-            error = answer.get("error")
-            message = error.get("message") if isinstance(error, dict) else None
-            hint = " Give it with --admin-token or HEADRACE_ADMIN_TOKEN." if status == 401 else ""
-            raise AdminError(f"{message or f'The gateway refused with status {status}.'}{hint}")
+            raise AdminError(f"{message}{TOKEN_HINTS.get(str(code), '')}")
         return answer
+
+    def _not_an_admin_api(self, why: str) -> AdminError:
+        return AdminError(
+            f"What answers at {self.url} is not a gateway's admin API ({why}): check --admin; "
+            "the admin port is not the one clients use."
+        )
 
 
 def escaped(name: str) -> str:
-    """An endpoint's or route's name as one segment of a path."""
+    """An endpoint's or route's name as one segment of a path. Raises `AdminError` for an empty one."""
+    if not name:
+        raise AdminError("The name is empty.")
     return quote(name, safe="")

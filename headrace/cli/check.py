@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from headrace.config import ConfigError, LoadedFleet, load_fleet
+from headrace.config import ConfigError, load_fleet, size_text
 from router.spec.strict import Problem
 
 
@@ -33,12 +33,20 @@ def check(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
 ) -> None:
-    """Check a fleet file strictly; exit 1 and name line and path of the mistakes.
+    """Check a fleet file strictly.
 
-    Example: headrace check fleet.yaml
+    Names line and path of the mistakes and exits with 1 if there are any. Warnings do not count.
+
+    \b
+    Examples:
+      headrace check fleet.yaml
+      headrace check - < fleet.yaml
     """
     try:
-        report = _report(file, load_fleet(file, {}))
+        loaded = load_fleet(file, {})
+        report = CheckReport(
+            file=str(file), ok=True, errors=[], warnings=loaded.warnings, fleet=loaded.spec.fleet, **loaded.size
+        )
     except ConfigError as error:
         report = CheckReport(file=str(file), ok=False, errors=error.problems, warnings=[])
     if as_json:
@@ -50,25 +58,10 @@ def check(
         raise typer.Exit(1)
 
 
-def _report(file: Path, loaded: LoadedFleet) -> CheckReport:
-    spec = loaded.spec
-    return CheckReport(
-        file=str(file),
-        ok=True,
-        errors=[],
-        warnings=loaded.warnings,
-        fleet=spec.fleet,
-        pools=len(spec.pools),
-        endpoints=sum(len(pool.endpoints) for pool in spec.pools.values()),
-        routes=len(spec.routes),
-    )
-
-
 def _lines(report: CheckReport) -> list[str]:
     lines = [problem.render(report.file) for problem in report.errors]
     lines += [f"{problem.render(report.file)} (warning)" for problem in report.warnings]
     if report.ok:
-        counts = ((report.pools, "pool"), (report.endpoints, "endpoint"), (report.routes, "route"))
-        summary = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
-        lines.append(f"{report.file}: fleet {report.fleet}: {summary}")
+        size = {"pools": report.pools, "endpoints": report.endpoints, "routes": report.routes}
+        lines.append(f"{report.file}: fleet {report.fleet}: {size_text(size)}")
     return lines

@@ -16,9 +16,10 @@ from headrace.cli.admin_client import (
     TokenOption,
     escaped,
 )
+from headrace.cli.style import PLAIN
 from headrace.cli.table import print_table
 
-endpoints_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="The serving replicas of the fleet.")
+endpoints_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="The serving replicas of the fleet.", **PLAIN)
 
 HEADINGS = ("ID", "POOL", "PROTOCOL", "PHASE", "DRAIN", "IN FLIGHT", "CAPACITY", "ZONE", "FROM", "URL", "DETAIL")
 PHASE_STYLE = {"ready": "green", "unhealthy": "red", "unusable": "red", "draining": "yellow", "preempting": "yellow"}
@@ -35,7 +36,7 @@ def list_endpoints(
     DRAIN says `drained` when this gateway has nothing in flight there any more. PHASE says `unusable` of what documents
     speak of but no endpoint can be made of, and DETAIL why.
     """
-    answer = AdminClient(admin, admin_token).get(ENDPOINTS)
+    answer = AdminClient(admin, admin_token).get(ENDPOINTS, "endpoints")
     if as_json:
         typer.echo(json.dumps(answer["endpoints"], indent=2))
         return
@@ -52,11 +53,17 @@ def add(
     grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of its gRPC API.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="URL", help="URL of its Prometheus metrics.")] = None,
     zone: Annotated[str | None, typer.Option(metavar="ZONE", help="Its zone.")] = None,
-    capacity: Annotated[str | None, typer.Option(metavar="spot|on-demand", help="Its capacity type.")] = None,
+    capacity: Annotated[str | None, typer.Option(metavar="CAPACITY", help="spot or on-demand (default).")] = None,
     admin: AdminOption = DEFAULT_ADMIN,
     admin_token: TokenOption = None,
 ) -> None:
-    """Add an endpoint to a pool, in every gateway of the fleet."""
+    """Add an endpoint to a pool, in every gateway of the fleet. Needs Redis.
+
+    \b
+    Examples:
+      headrace endpoints add vllm-b --pool llama-vllm --http http://10.0.0.4:8000
+      headrace endpoints add triton-c --pool llama-triton --grpc 10.0.0.3:8001 --capacity spot
+    """
     fields = {
         "id": id_, "pool": pool, "http": http, "grpc": grpc, "metrics": metrics, "zone": zone, "capacity": capacity,
     }  # fmt: skip
@@ -66,7 +73,10 @@ def add(
 
 @endpoints_app.command("drain")
 def drain(id_: IdArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
-    """Send an endpoint no new requests; those it has go on."""
+    """Send an endpoint no new requests; those it has go on.
+
+    It can be stopped when `headrace endpoints list` says so on every gateway.
+    """
     AdminClient(admin, admin_token).post(f"{ENDPOINTS}/{escaped(id_)}/drain")
     typer.echo(f"Endpoint {id_} drains: it gets no new requests, those in flight go on.")
 
@@ -80,7 +90,7 @@ def undrain(id_: IdArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: To
 
 @endpoints_app.command("remove")
 def remove(id_: IdArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
-    """Remove an endpoint that was added with `add`."""
+    """Remove an endpoint that was added with `add`, also one that cannot be used."""
     AdminClient(admin, admin_token).delete(f"{ENDPOINTS}/{escaped(id_)}")
     typer.echo(f"Endpoint {id_} is removed.")
 

@@ -11,23 +11,51 @@ import typer
 import uvloop
 
 from gateway.app import Gateway, ListenError
-from headrace.config import ConfigError, LoadedFleet, load_fleet
+from headrace.config import ConfigError, LoadedFleet, load_fleet, size_text
 from headrace.logs import configure_logging
 from headrace.settings import ADDRESSES
+from headrace.version import headrace_version
 
 logger = logging.getLogger("headrace.gateway")
 
 
 def gateway(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The fleet file.", envvar="HEADRACE_CONFIG")],
+    config: Annotated[
+        Path, typer.Option("--config", "-c", metavar="FILE", help="The fleet file.", envvar="HEADRACE_CONFIG")
+    ],
 ) -> None:
-    """Run a gateway with the fleet described in CONFIG."""
+    """Run one gateway of the fleet that FILE describes.
+
+    It listens for clients on `gateway.http` (:8000, all interfaces) and for operators on `gateway.admin`
+    (127.0.0.1:9090: /healthz, /readyz, /metrics and the admin API). Log lines go to standard error.
+
+    SIGTERM or SIGINT: no new connections, running streams finish, up to five minutes; a second signal cuts them.
+
+    \b
+    Environment:
+      HEADRACE_REDIS_URL      instead of redis.url
+      HEADRACE_HTTP           instead of gateway.http
+      HEADRACE_ADMIN_LISTEN   instead of gateway.admin
+      HEADRACE_GRPC           instead of gateway.grpc (reserved)
+      HEADRACE_ADMIN_TOKEN    the token the admin API asks for
+      HEADRACE_LOG_LEVEL      debug, info (default), warning, error
+      HEADRACE_LOG_FORMAT     text (default), json
+
+    \b
+    Example:
+      headrace gateway --config fleet.yaml
+    """
     try:
         loaded = load_fleet(config, os.environ)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
     configure_logging(loaded.settings.log_level, loaded.settings.log_format)
+    logger.info(
+        "headrace %s: fleet %s from %s: %s; %s Redis",
+        *(headrace_version(), loaded.spec.fleet, loaded.path, size_text(loaded.size)),
+        "with" if loaded.spec.redis is not None else "without",
+    )
     for warning in loaded.warnings:
         logger.warning("%s", warning.render(str(loaded.path)))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -5,10 +5,13 @@ load a gRPC stack.
 """
 
 import importlib
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from headrace.cli.style import HELP_OPTIONS, PLAIN
+from headrace.version import headrace_version
 
 _COMMANDS = {
     "up": ("headrace.cli.up", "up"),
@@ -32,7 +35,7 @@ class _LazyGroup(TyperGroup):
         module, name = _COMMANDS[cmd_name]
         member = getattr(importlib.import_module(module), name)
         if not isinstance(member, typer.Typer):
-            app = typer.Typer(add_completion=False)
+            app = typer.Typer(**PLAIN)
             app.command(cmd_name)(member)
             member = app
         command = typer.main.get_command(member)
@@ -40,12 +43,32 @@ class _LazyGroup(TyperGroup):
         return command
 
 
-app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, context_settings=HELP_OPTIONS, **PLAIN
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {headrace_version()}")
+        raise typer.Exit
 
 
 @app.callback()
-def _headrace() -> None:
-    """Fleet gateway and router for LLM inference."""
+def _headrace(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Fleet gateway and router for LLM inference.
+
+    \b
+    Examples:
+      headrace up                            a fleet to try, on this machine
+      headrace check fleet.yaml
+      headrace gateway --config fleet.yaml
+      headrace endpoints list
+    """
 
 
 def main() -> None:

@@ -17,9 +17,12 @@ from headrace.cli.admin_client import (
     TokenOption,
     escaped,
 )
+from headrace.cli.style import PLAIN
 from headrace.cli.table import print_table
 
-routes_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="The public model names and the pools behind them.")
+routes_app = typer.Typer(
+    cls=AdminGroup, no_args_is_help=True, help="The public model names and the pools behind them.", **PLAIN
+)
 
 HEADINGS = ("NAME", "POOLS", "FALLBACK", "READY ENDPOINTS", "FROM", "PROBLEM")
 
@@ -36,7 +39,7 @@ def list_routes(
 
     PROBLEM says why a route that documents describe is not served.
     """
-    answer = AdminClient(admin, admin_token).get(ROUTES)
+    answer = AdminClient(admin, admin_token).get(ROUTES, "routes")
     if as_json:
         typer.echo(json.dumps(answer["routes"], indent=2))
         return
@@ -58,7 +61,13 @@ def set_route(
     admin: AdminOption = DEFAULT_ADMIN,
     admin_token: TokenOption = None,
 ) -> None:
-    """Set what a route leads to, whole, in every gateway of the fleet."""
+    """Set what a route leads to, whole, in every gateway of the fleet. Needs Redis.
+
+    \b
+    Examples:
+      headrace routes set llama --pool llama-vllm --fallback llama-triton
+      headrace routes set llama --pool llama-triton=2 --pool llama-vllm=1
+    """
     AdminClient(admin, admin_token).put(f"{ROUTES}/{escaped(name)}", {**_split(pool), "fallback": fallback or []})
     otherwise = f", and to {', then '.join(fallback)} when they cannot serve" if fallback else ""
     typer.echo(f"Route {name} leads to {', '.join(pool)}{otherwise}.")
@@ -66,7 +75,7 @@ def set_route(
 
 @routes_app.command("remove")
 def remove(name: NameArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
-    """Remove a route that was set with `set`."""
+    """Remove a route that was set with `set`; one of the same name in the fleet file counts again."""
     answer = AdminClient(admin, admin_token).delete(f"{ROUTES}/{escaped(name)}")
     still = answer["still_from"]
     typer.echo(f"Route {name} is again as {SAYS[still[-1]]} says." if still else f"Route {name} is removed.")

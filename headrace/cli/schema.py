@@ -7,7 +7,12 @@ from router.spec.schema import fleet_schema
 
 
 def schema() -> None:
-    """Print the JSON Schema of a fleet file."""
+    """Print the JSON Schema of a fleet file.
+
+    \b
+    Example:
+      headrace schema > fleet.schema.json
+    """
     typer.echo(schema_text(), nl=False)
 
 

@@ -135,9 +135,13 @@ async def test_the_admin_api_wants_its_token(valkey: ValkeyProcess) -> None:
                 assert (await call(gateway, "GET", path, **headers))[0] == 401
         assert (await call(gateway, "GET", "/admin/v1/endpoints", **{"x-headrace-admin-token": "secret"}))[0] == 200
         assert (await headrace(gateway, "endpoints", "list", token="secret")).exit_code == 0
-        denied = await headrace(gateway, "endpoints", "list")
-        assert (denied.exit_code, denied.stdout) == (1, "")
-        assert "HEADRACE_ADMIN_TOKEN" in denied.stderr
+        for token, words in (
+            (None, "needs its token in the header x-headrace-admin-token. Give it with --admin-token"),
+            ("sekret", "is not the one this gateway was started with. Check --admin-token"),
+        ):
+            denied = await headrace(gateway, "endpoints", "list", token=token)
+            assert (denied.exit_code, denied.stdout) == (1, "")
+            assert words in denied.stderr
 
 
 async def test_an_added_endpoint_serves_in_every_gateway_until_it_is_removed(
@@ -396,6 +400,34 @@ async def test_the_commands_change_the_fleet(gateway: Gateway) -> None:
         assert (await headrace(gateway, *line.split())).exit_code == 0, line
     assert set(gateway.fleet.endpoints) == {"a"}
     assert set(gateway.fleet.routes) == {"r"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"-ERR unknown command '\x1b[31m\xff'\r\n", "it does not speak HTTP"),
+        (b"", "closed"),
+        (b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}", "status 404"),
+        (b'HTTP/1.1 404 Oh\r\ncontent-length: 43\r\n\r\n{"error":{"message":"No","code":"not_found"}}', "status 404"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", "its answer is not a gateway's"),
+        (b"HTTP/1.1 500 Oh\r\ncontent-length: 3\r\n\r\n\x1b[m", "status 500"),
+    ],
+)  # fmt: skip
+async def test_what_is_no_admin_api_is_said_to_be_none_and_not_printed(answer: bytes, said: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        result = await asyncio.to_thread(CliRunner().invoke, endpoints_app, ["list", "--admin", url])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert said in result.stderr
+    assert url in result.stderr
+    assert "\x1b" not in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
