@@ -10,13 +10,20 @@ import typer
 from rich.console import Console
 
 from headrace.local.errors import LocalFleetError
+from headrace.local.fleet_file import DEFAULT_ROUTE, ROUTES
 from headrace.local.run import PortOptions, Question, run_fleet
 
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Default: a free port.", show_default=False)]
+Port = Annotated[
+    int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Default: a free port.", show_default=False)
+]
 TritonPort = Annotated[
     int | None,
     typer.Option(
-        min=1, max=65533, help="First of three: HTTP, gRPC, metrics. Default: free ports.", show_default=False
+        min=1,
+        max=65533,
+        metavar="PORT",
+        help="First of three: HTTP, gRPC, metrics. Default: free ports.",
+        show_default=False,
     ),
 ]
 
@@ -28,23 +35,54 @@ def up(
     as_json: Annotated[
         bool, typer.Option("--json", help="With --ask: print one JSON object on standard output.")
     ] = False,
-    model: Annotated[str, typer.Option("--model", metavar="ROUTE", help="With --ask: the route asked.")] = (
-        "smollm2-triton"
-    ),
-    max_tokens: Annotated[int, typer.Option(min=1, help="With --ask: longest answer, in tokens.")] = 128,
-    http_port: Annotated[int, typer.Option(min=1, max=65535, help="The gateway's OpenAI API.")] = 8000,
-    admin_port: Annotated[int, typer.Option(min=1, max=65535, help="The gateway's admin API.")] = 9090,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="ROUTE",
+            help=f"With --ask: the route asked. [default: {DEFAULT_ROUTE}]",
+            show_default=False,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, metavar="NUMBER", help="With --ask: longest answer, in tokens.")
+    ] = 128,
+    http_port: Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="The gateway's OpenAI API.")] = 8000,
+    admin_port: Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="The gateway's admin API.")] = 9090,
     valkey_port: Port = None,
     triton_a_port: TritonPort = None,
     triton_b_port: TritonPort = None,
     llama_port: Port = None,
 ) -> None:
-    """Bring up a real fleet on this machine: Valkey, two Triton servers, a llama.cpp server and the gateway."""
+    """Bring up a real fleet on this machine, to try things.
+
+    It is Valkey, two Triton servers, a llama.cpp server and the gateway, all on 127.0.0.1. The engines serve the model
+    SmolLM2-135M under the routes smollm2, smollm2-triton and smollm2-llama. Logs and the gateway's fleet.yaml are in a
+    folder of the run, named when it starts; after a failure the logs stay there for a day.
+
+    Ctrl-C ends everything; requests still running get up to 10 seconds, a second Ctrl-C cuts them.
+
+    \b
+    Examples:
+      headrace up
+      headrace up --http-port 18001 --admin-port 18002
+      headrace up --ask "What is the capital of France?" --json
+    """
     err = Console(stderr=True)
-    if as_json and question is None:
-        raise _ended(err, "--json prints the answers to --ask: give both or none", 2)
+    if question is None:
+        for option, given, what in (
+            ("--json", as_json, "prints the answers to --ask"),
+            ("--model", model is not None, "says which route --ask asks"),
+        ):
+            if given:
+                raise _ended(err, f"{option} {what}: give both or none", 2)
+    elif not question.strip():
+        raise _ended(err, "--ask is empty: give the question", 2)
+    route = DEFAULT_ROUTE if model is None else model
+    if route not in ROUTES:
+        raise _ended(err, f"--model {route} is no route of this fleet: choose from {', '.join(ROUTES)}", 2)
     ports = PortOptions(http_port, admin_port, valkey_port, triton_a_port, triton_b_port, llama_port)
-    asked = Question(question, model, max_tokens, as_json) if question is not None else None
+    asked = Question(question, route, max_tokens, as_json) if question is not None else None
     try:
         status = run_fleet(ports, asked, out=Console(file=sys.stdout), err=err)
     except LocalFleetError as error:

@@ -4,6 +4,7 @@ It speaks the OpenAI API over streaming HTTP like any client, and takes a stream
 protocol says: with a finish reason and `[DONE]`.
 """
 
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from headrace.local.errors import LocalFleetError
 
 ANSWER_DEADLINE_S: Final = 300.0
 SILENCE_DEADLINE_S: Final = 60.0
+METRICS_DEADLINE_S: Final = 1.0
 LINE_LIMIT_BYTES: Final = 2**20
 
 
@@ -70,8 +72,8 @@ async def ask(url: str, route: str, question: str, max_tokens: int) -> Answer:
             body = chat_body(route, question, max_tokens)
             async with session.post(f"{url}/v1/chat/completions", json=body) as response:
                 if response.status != 200:
-                    text = (await response.text(errors="replace"))[:2000]
-                    raise LocalFleetError(f"the gateway answered {response.status}: {text}")
+                    text = _message(await response.text(errors="replace"))
+                    raise LocalFleetError(f"the gateway answered with status {response.status}: {text}")
                 reading = _Reading(started)
                 async for data in _events(response.content):
                     reading.take(data)
@@ -80,6 +82,26 @@ async def ask(url: str, route: str, question: str, max_tokens: int) -> Answer:
         raise LocalFleetError("the gateway did not answer in time: see its log for the reason") from error
     except (aiohttp.ClientError, ValueError) as error:
         raise LocalFleetError(f"the answer broke off: {error}") from error
+
+
+async def live_requests(admin_url: str) -> int:
+    """How many requests the gateway is working on, by its metrics; 0 if it does not say."""
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=METRICS_DEADLINE_S)) as session,
+            session.get(f"{admin_url}/metrics") as response,
+        ):
+            for line in (await response.text()).splitlines():
+                if line.startswith("headrace_live_requests "):
+                    return int(float(line.partition(" ")[2]))
+    return 0
+
+
+def _message(body: str) -> str:
+    """The message of an OpenAI error; the beginning of whatever else the body is."""
+    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+        return str(msgspec.json.decode(body)["error"]["message"])
+    return body[:2000]
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -24,6 +24,13 @@ from router.spec.fleet import (
 
 TRITON_POOL: Final = "smollm-triton"
 LLAMA_POOL: Final = "smollm-llama"
+ROUTES: Final = {
+    "smollm2": RouteSpec(pools=[WeightedPool(pool=TRITON_POOL, weight=2), WeightedPool(pool=LLAMA_POOL, weight=1)]),
+    "smollm2-triton": RouteSpec(pool=TRITON_POOL, fallback=[LLAMA_POOL]),
+    "smollm2-llama": RouteSpec(pool=LLAMA_POOL),
+}
+DEFAULT_ROUTE: Final = "smollm2-triton"
+"""The route that `--ask` asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +63,7 @@ def fleet_spec(ports: FleetPorts) -> FleetSpec:
                 endpoints=[EndpointSpec(id="llama-a", http=f"http://{LOOPBACK}:{ports.llama}")],
             ),
         },
-        routes={
-            "smollm2": RouteSpec(
-                pools=[WeightedPool(pool=TRITON_POOL, weight=2), WeightedPool(pool=LLAMA_POOL, weight=1)]
-            ),
-            "smollm2-triton": RouteSpec(pool=TRITON_POOL, fallback=[LLAMA_POOL]),
-            "smollm2-llama": RouteSpec(pool=LLAMA_POOL),
-        },
+        routes=dict(ROUTES),
         gateway=GatewaySpec(http=f"{LOOPBACK}:{ports.http}", admin=f"{LOOPBACK}:{ports.admin}"),
     )
 

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import headrace
 from headrace.local.ensemble_signature import MODEL, VERSION, render_config
@@ -18,6 +19,9 @@ from headrace.local.ports import LOOPBACK
 from headrace.local.probe import http_probe, redis_probe
 from headrace.local.run_dir import RunDir
 from headrace.local.wheels import Wheels, python_libraries
+
+GATEWAY_STOP_S: Final = 10.0
+"""How long requests may go on after Ctrl-C: this is a place to try things, not one to wait for streams of minutes."""
 
 PACKAGE_ROOT = Path(headrace.__file__).parent.parent
 """Where `headrace` is imported from, for children that run in another folder."""
@@ -70,6 +74,7 @@ def gateway_part(run: RunDir, fleet_file: Path, *, http_port: int, admin_port: i
         ready=http_probe(admin_port, "/readyz"),
         address=f"http://{LOOPBACK}:{http_port}",
         vital=True,
+        stop_s=GATEWAY_STOP_S,
     )
 
 

@@ -6,7 +6,6 @@ context managers then end the processes and remove what they left.
 """
 
 import asyncio
-import contextlib
 import json
 import signal
 import time
@@ -17,11 +16,11 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
-from headrace.local.ask import Answer, ask
+from headrace.local.ask import Answer, ask, live_requests
 from headrace.local.errors import LocalFleetError
 from headrace.local.fleet_file import FleetPorts, write_fleet_file
 from headrace.local.part import Part
-from headrace.local.parts import TritonPorts, gateway_part, llama_part, triton_part, valkey_part
+from headrace.local.parts import GATEWAY_STOP_S, TritonPorts, gateway_part, llama_part, triton_part, valkey_part
 from headrace.local.ports import LOOPBACK, free_ports, require_free
 from headrace.local.preflight import available_memory_mib, require_linux, require_memory
 from headrace.local.progress import make_progress
@@ -159,8 +158,10 @@ async def _run(run: _Run) -> int:
             progress.close()
             if run.question is None:
                 _welcome(run, ready_s)
-                with contextlib.suppress(asyncio.CancelledError):  # a signal is the usual end of serving
+                try:
                     await supervisor.wait()
+                except asyncio.CancelledError:  # a signal is the usual end of serving
+                    await _say_what_stopping_waits_for(run)
                 return 0
             return await _answer_or_fail(supervisor, run, run.question, ready_s)
     except asyncio.CancelledError:
@@ -211,7 +212,7 @@ ready in {ready_s:.1f} s
 try it:
   curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'
 
-Ctrl-C ends everything."""
+Ctrl-C ends everything; requests still running get up to {stop_s:g} s."""
 
 
 def _welcome(run: _Run, ready_s: float) -> None:
@@ -222,8 +223,19 @@ def _welcome(run: _Run, ready_s: float) -> None:
             "messages": [{"role": "user", "content": "What is the capital of France?"}],
         }
     )
-    text = WELCOME.format(ready_s=ready_s, url=run.url, admin=f"{LOOPBACK}:{run.ports.admin}", body=body)
+    text = WELCOME.format(
+        ready_s=ready_s, url=run.url, admin=f"{LOOPBACK}:{run.ports.admin}", body=body, stop_s=GATEWAY_STOP_S
+    )
     run.out.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+async def _say_what_stopping_waits_for(run: _Run) -> None:
+    count = await live_requests(f"http://{LOOPBACK}:{run.ports.admin}")
+    line = "stopping"
+    if count:
+        running = f"{count} request{'' if count == 1 else 's'} still running"
+        line = f"stopping: {running}, up to {GATEWAY_STOP_S:g} s; Ctrl-C again to cut them"
+    run.err.print(line, soft_wrap=True, highlight=False)
 
 
 def _cancel_on_signal(received: list[signal.Signals], at_once: Callable[[], None]) -> None:

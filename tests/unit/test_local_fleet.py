@@ -62,7 +62,9 @@ def test_a_missing_wheel_is_one_sentence_that_says_how_to_install_it(
 ) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else found(name))
-    with pytest.raises(LocalFleetError, match=r"is not installed \(package .*\): install .*headrace\[local\]") as error:
+    with pytest.raises(
+        LocalFleetError, match=r"is not installed \(package .*\): .*`make setup`.*requirements/weights\.txt"
+    ) as error:
         find_wheels()
     assert error.value.exit_code == 2
 
