@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +11,7 @@ import aiohttp
 import openai
 import pytest
 
+from headrace.local.llm import BATCH_TOKENS
 from tests.fleet import Fleet, metric, prompt_of
 
 ROUTES = ["smollm2-triton", "smollm2-llama"]
@@ -168,11 +170,25 @@ async def test_unusual_text_that_openai_accepts_is_served(fleet: Fleet, route: s
                 assert response.status == 200, await response.text()
 
 
+async def seconds_of_a_batch(fleet: Fleet, route: str, phase: str) -> float:
+    """How long an engine of the route takes now for one batch of a prompt, and a token."""
+    body = {"model": route, "prompt": prompt_of(110, f"one batch {route} {phase}"), "max_tokens": 1}
+    began = time.monotonic()
+    async with aiohttp.ClientSession() as http, http.post(f"{fleet.url}/v1/completions", json=body) as response:
+        assert response.status == 200
+        assert (await response.json())["usage"]["prompt_tokens"] <= BATCH_TOKENS
+    return time.monotonic() - began
+
+
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 async def test_a_client_that_leaves_stops_the_real_engine(fleet: Fleet, route: str, phase: str) -> None:
     prompt = prompt_of(1200, f"{route} {phase}") if phase == "prefill" else "Once upon a time"
     body = {"model": route, "prompt": prompt, "max_tokens": 2000, "stream": True}
+    # An engine looks for a cancel between two batches: with the machine to itself, well within the 2 s promised. Beside
+    # other work a batch alone can take longer than that, which says nothing about the cancel; what is held then is that
+    # the engine stops after the batch it is in, measured under the same load.
+    stops_within = max(2.0, 2 * await seconds_of_a_batch(fleet, route, phase))
     before = await fleet.cancelled()
     begun = asyncio.Event()
 
@@ -195,7 +211,7 @@ async def test_a_client_that_leaves_stops_the_real_engine(fleet: Fleet, route: s
     assert not reading.done()
     reading.cancel()
     await asyncio.wait([reading])
-    await until_busy(False, 2)
+    await until_busy(False, stops_within)
     assert await fleet.cancelled() == before + (route != "smollm2-llama")
 
 
