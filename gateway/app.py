@@ -18,6 +18,7 @@ from gateway.admin.app import admin_app
 from gateway.admin.view import Lifecycle
 from gateway.exchange import LiveExchanges
 from gateway.fleet import LiveFleet
+from gateway.grpc.server import GrpcFront
 from gateway.http.client_response import ClientServer
 from gateway.http.front import Front
 from gateway.metrics import FleetCollector, Metrics
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 class ListenError(Exception):
     """A listening address cannot be used. The message is one sentence for the operator.
 
-    `what` is the address's name in the fleet file: `http` or `admin`.
+    `what` is the address's name in the fleet file: `http`, `grpc` or `admin`.
     """
 
     def __init__(self, what: str, message: str) -> None:
@@ -66,6 +67,7 @@ class Gateway:
         redis_url = spec.redis.url if spec.redis is not None else None
         self.state = FleetState(redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply)
         self._front = Front(self._live_fleet, self._live, self._metrics, size_bytes(spec.gateway.body_limit))
+        self._grpc = GrpcFront(self._live_fleet, self._live, self._metrics, lambda: self.lifecycle == "serving")
         self._admin_token = admin_token
         self._admin_runner: web.AppRunner | None = None
         self._client_runner: web.ServerRunner | None = None
@@ -104,6 +106,11 @@ class Gateway:
         self._client_runner = web.ServerRunner(server, shutdown_timeout=DRAIN_S + _GIVING_UP_S)
         await self._client_runner.setup()
         await _listen(self._client_runner, "http", self._spec.gateway.http)
+        if self._spec.gateway.grpc is not None:
+            try:
+                await self._grpc.start(self._spec.gateway.grpc)
+            except OSError as error:
+                raise _not_to_be_had("grpc", self._spec.gateway.grpc, error) from None
         self.lifecycle = "serving"
 
     async def stop(self) -> None:
@@ -120,8 +127,8 @@ class Gateway:
         await self.state.stop()
 
     async def _drain(self, runner: web.ServerRunner) -> None:
-        """Let the streams finish; those that do not in time end with an error event."""
-        closing = asyncio.create_task(runner.cleanup(), name="drain")
+        """Let the streams finish; those that do not in time end with an error event or status."""
+        closing = asyncio.gather(runner.cleanup(), self._grpc.stop(DRAIN_S + _GIVING_UP_S))
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([closing], timeout=DRAIN_S)
         if not closing.done():
@@ -142,7 +149,11 @@ async def _listen(runner: web.BaseRunner, what: str, address: str) -> None:
     try:
         await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
     except OSError as error:
-        in_use = error.errno == errno.EADDRINUSE
-        reason = "it is in use by another program" if in_use else os.strerror(error.errno or 0).lower()
-        raise ListenError(what, f"Cannot listen on {address} (gateway.{what}): {reason}.") from None
+        raise _not_to_be_had(what, address, error) from None
     logger.info("%s: listening on %s", what, address)
+
+
+def _not_to_be_had(what: str, address: str, error: OSError) -> ListenError:
+    in_use = error.errno == errno.EADDRINUSE
+    reason = "it is in use by another program" if in_use else os.strerror(error.errno or 0).lower()
+    return ListenError(what, f"Cannot listen on {address} (gateway.{what}): {reason}.")

@@ -50,6 +50,8 @@ class RunningGateway:
     gateway: Gateway
     http_port: int
     admin_port: int
+    grpc_port: int | None
+    """None if the fleet has no `gateway.grpc`."""
 
     @property
     def url(self) -> str:
@@ -58,6 +60,10 @@ class RunningGateway:
     @property
     def admin_url(self) -> str:
         return f"http://127.0.0.1:{self.admin_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
 
     @property
     def in_flight(self) -> dict[str, int]:
@@ -96,11 +102,15 @@ class RunningGateway:
 async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncIterator[RunningGateway]:
     """A gateway for `spec` on free ports; on leaving, its counters must be back at zero."""
     http_port, admin_port = free_port(), free_port()
+    grpc_port = free_port() if spec.gateway.grpc is not None else None
     addresses = GatewaySpec(
-        http=f"127.0.0.1:{http_port}", admin=f"127.0.0.1:{admin_port}", body_limit=spec.gateway.body_limit
+        http=f"127.0.0.1:{http_port}",
+        grpc=f"127.0.0.1:{grpc_port}" if grpc_port is not None else None,
+        admin=f"127.0.0.1:{admin_port}",
+        body_limit=spec.gateway.body_limit,
     )
     gateway = Gateway(msgspec.structs.replace(spec, gateway=addresses), "hash", None)
-    running = RunningGateway(gateway, http_port, admin_port)
+    running = RunningGateway(gateway, http_port, admin_port, grpc_port)
     await gateway.start()
     try:
         if wait_ready:

@@ -34,6 +34,7 @@ from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.contract import Contract, ContractError, detect
 from gateway.upstream.triton.failures import from_status, is_stub_death
 from gateway.upstream.triton.parameters import Parameters
+from gateway.upstream.triton.raw import RawTriton
 from gateway.upstream.triton.tensors import build_request
 from router.fleet import Endpoint, Pool
 
@@ -83,6 +84,8 @@ class TritonEngine:
         self._kv_block_tokens: int | None = None
         self._process_dead = False
         self._canceller = Canceller()
+        self.raw = RawTriton(endpoint.id, self._channel, self._canceller, self._on_failure)
+        """The same server for requests that are Triton's own."""
 
     def call(self, request: EngineRequest) -> TritonCall:
         attempt_id = f"{request.request_id}.{self._instance}.{next(self._attempts)}"

@@ -22,6 +22,9 @@ _STUB_DEAD = re.compile(r"stub process.*not healthy", re.IGNORECASE | re.DOTALL)
 _NEVER_CONNECTED = re.compile(r"failed to connect|name resolution|DNS resolution|no address", re.IGNORECASE)
 _NOBODY_THERE = re.compile(r"refused|resolution|no address|unreachable", re.IGNORECASE)
 _STREAM_BROKE = re.compile(r"RST_STREAM|stream removed|socket closed|connection reset|GOAWAY", re.IGNORECASE)
+_CHANNEL_CODES = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED}
+)
 
 _ADDRESS = re.compile(r"\bipv[46]:\S+?:(?=\s|[A-Za-z])")
 """An engine's address in gRPC's texts, which is no client's business."""
@@ -83,6 +86,13 @@ def _by_text(text: str, endpoint: str, received: bool) -> UpstreamError | None:
 def is_stub_death(details: str | None) -> bool:
     """Whether an error says that the process behind a Python-backend model is gone."""
     return details is not None and _STUB_DEAD.search(details) is not None
+
+
+def is_channels_own(code: grpc.StatusCode, details: str) -> bool:
+    """Whether a status was made by this side's channel, not by the engine: its text is about connections."""
+    return code in _CHANNEL_CODES and (
+        _NEVER_CONNECTED.search(details) is not None or _STREAM_BROKE.search(details) is not None
+    )
 
 
 def _busy(status: int, endpoint: str, what: str) -> UpstreamError:

@@ -1,0 +1,41 @@
+"""A client's metadata: what of it goes on to the engine, and what comes back with the answer.
+
+Only what is known to be harmless goes on (`_PASSED`): credentials are the gateway's business, and what an engine may be
+told is told in the request's parameters, which pass through untouched.
+"""
+
+import re
+import uuid
+from typing import Any
+
+from gateway.upstream.triton.raw import Metadata
+
+REQUEST_ID = "x-request-id"
+_PASSED = ("traceparent", "tracestate", "triton_grpc_error")
+_REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
+
+
+class ClientMetadata:
+    """The metadata of one RPC."""
+
+    __slots__ = ("passed", "request_id", "wants_status")
+
+    def __init__(self, context: Any) -> None:
+        given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        asked = given.get(REQUEST_ID, "")
+        self.request_id = asked if _REQUEST_ID.match(asked) else uuid.uuid4().hex
+        """The client's id of the RPC, or one made for it."""
+        self.passed: Metadata = (
+            (REQUEST_ID, self.request_id), *((name, given[name]) for name in _PASSED if name in given),
+        )  # fmt: skip
+        """What goes on to the engine."""
+        self.wants_status = given.get("triton_grpc_error") == "true"
+        """A stream's first error is to end it, as a status."""
+
+    def answer(self, route: str, endpoint: str) -> Metadata:
+        """What comes back with the answer."""
+        return (
+            (REQUEST_ID, self.request_id),
+            ("x-headrace-route", route.encode("ascii", "replace").decode()),
+            ("x-headrace-endpoint", endpoint),
+        )

@@ -1,0 +1,70 @@
+"""What unary calls and streams have in common: planning, trying endpoints, and counting what came of it."""
+
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from gateway.dispatch import first_willing
+from gateway.exchange import Exchange, LiveExchanges
+from gateway.fleet import LiveFleet
+from gateway.grpc.statuses import Status
+from gateway.metrics import UNKNOWN_ROUTE, Metrics
+from gateway.upstream.base import Engine
+from gateway.upstream.triton.engine import TritonEngine
+from gateway.upstream.triton.raw import RawTriton
+from router.plan import Attempt, Plan, plan
+from router.prompt import PromptView
+
+API = "kserve"
+
+_Sent = TypeVar("_Sent")
+
+
+class Requests:
+    """The gateway, as far as requests of this front need it."""
+
+    def __init__(self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics) -> None:
+        self.fleet = fleet
+        self.live = live
+        self._metrics = metrics
+        self._turns = itertools.count()
+
+    def turn(self) -> int:
+        """A key for a request that prefers no endpoint: each has another, so they spread."""
+        return next(self._turns)
+
+    def plan(self, prompt: PromptView) -> Plan:
+        """Where a request goes. Raises ApiError."""
+        return plan(prompt, self.fleet.view)
+
+    def raw(self, attempt: Attempt) -> RawTriton:
+        """The server of an attempt. Raises UpstreamError if it takes no requests any more."""
+        return raw_triton(self.fleet.engine(attempt.endpoint))
+
+    async def first_willing(
+        self,
+        exchange: Exchange,
+        decided: Plan,
+        request_id: str,
+        send: Callable[[Attempt, RawTriton], Awaitable[_Sent]],
+    ) -> _Sent:
+        """As `gateway.dispatch.first_willing`."""
+
+        async def send_raw(attempt: Attempt, engine: Engine) -> _Sent:
+            return await send(attempt, raw_triton(engine))
+
+        return await first_willing(exchange, decided, self.fleet, request_id, send_raw)
+
+    def observe(self, exchange: Exchange, status: Status, first_write: float = 0.0) -> None:
+        """Count a request that has ended; `first_write` is the loop time of a stream's first message."""
+        route = exchange.route or UNKNOWN_ROUTE
+        self._metrics.requests.labels(API, route, status.http).inc()
+        self._metrics.duration.labels(API, route).observe(self.live.now() - exchange.started)
+        if first_write:
+            self._metrics.ttft.labels(API, route).observe(first_write - exchange.started)
+
+
+def raw_triton(engine: Engine) -> RawTriton:
+    """The server behind an engine; the plan of a KServe request holds no other than Triton's."""
+    assert isinstance(engine, TritonEngine)
+    return engine.raw

@@ -1,0 +1,189 @@
+"""The gRPC server of the client port: KServe v2 as Triton speaks it, and gRPC's health service.
+
+The handlers are generic: they get and give bytes, so that no tensor is ever deserialised. What an engine must answer is
+handed to it (`unary`, `stream`); what is about the gateway itself is answered here, in the terms of Triton: its models
+are the routes that have Triton behind them. What would have to act on every replica at once, or on memory that only one
+of them shares with the client, is refused with the reason.
+
+gRPC opens its port with SO_REUSEPORT if it is let, and would then share it in silence with whoever has it; it is not,
+and whether the port is free is asked with a plain bind before, for a reason that people can read.
+"""
+
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from gateway.exchange import LiveExchanges
+from gateway.fleet import LiveFleet
+from gateway.grpc.requests import Requests
+from gateway.grpc.unary import QUERIES, Unary
+from gateway.metrics import Metrics
+from gateway.upstream.triton.raw import SERVICE
+from router.fleet import Route
+from router.plan import SERVING
+from router.spec.units import host_and_port
+
+logger = logging.getLogger(__name__)
+
+INT32_MAX = 2**31 - 1
+EXTENSIONS = (
+    *("classification", "sequence", "schedule_policy", "model_configuration"),
+    *("binary_tensor_data", "parameters", "statistics"),
+)
+"""Those of Triton's extensions that its clients can use through the gateway."""
+
+_OPTIONS = (
+    ("grpc.max_send_message_length", INT32_MAX),
+    ("grpc.max_receive_message_length", INT32_MAX),
+    ("grpc.so_reuseport", 0),
+    # Find clients that vanished without a word.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Triton's clients may be told to ping at any rate, calls or not (`KeepAliveOptions`): bear with them.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_MEMORY = "The gateway shares no memory with its clients: send the tensors in the request."
+_MODELS = "Models are loaded at the engines, not through the gateway: ask the server of an endpoint."
+_SETTINGS = "These are settings of one server: ask the server of an endpoint, not the gateway."
+_UNIMPLEMENTED = {
+    **dict.fromkeys(
+        (
+            *("SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"),
+            *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"),
+        ),
+        _MEMORY,
+    ),
+    **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), _MODELS),
+    **dict.fromkeys(("TraceSetting", "LogSettings"), _SETTINGS),
+}
+_HEALTH = "grpc.health.v1.Health"
+_SERVING = b"\x08\x01"
+_NOT_SERVING = b"\x08\x02"
+
+
+class GrpcFront:
+    """The server and its handlers. Start it once, stop it once."""
+
+    def __init__(self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics, serving: Callable[[], bool]) -> None:
+        """`serving` says whether the gateway takes requests: it does not while it drains."""
+        self._fleet = fleet
+        self._serving = serving
+        self._server: Any = None
+        requests = Requests(fleet, live, metrics)
+        unary = Unary(requests)
+        bytes_in = grpc.unary_unary_rpc_method_handler
+        own = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ServerMetadata": self._metadata,
+            "RepositoryIndex": self._index,
+            "ModelInfer": unary.infer,
+            **{query.method: unary.query(query) for query in QUERIES},
+            **{method: _refusing(reason) for method, reason in _UNIMPLEMENTED.items()},
+        }
+        self._handlers = {f"/{SERVICE}/{method}": bytes_in(handler) for method, handler in own.items()}
+        self._handlers[f"/{_HEALTH}/Check"] = bytes_in(self._check)
+
+    async def start(self, address: str) -> None:
+        """Serve on `address`. Raises OSError if it is not to be had."""
+        host, port = host_and_port(address)
+        _require_free(host, port)
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server.add_generic_rpc_handlers((_Table(self._handlers),))
+        target = f"[{host}]:{port}" if host and ":" in host else f"{host or '[::]'}:{port}"
+        try:
+            bound = self._server.add_insecure_port(target)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        await self._server.start()
+        logger.info("grpc: listening on %s", address)
+
+    async def stop(self, grace: float) -> None:
+        """Take no new calls, wait `grace` seconds for those there are, then cancel them."""
+        if self._server is not None:
+            await self._server.stop(grace)
+
+    async def _live(self, _: bytes, __: Any) -> bytes:
+        return _encoded(service_pb2.ServerLiveResponse(live=True))
+
+    async def _ready(self, _: bytes, __: Any) -> bytes:
+        ready = self._serving() and any(_servable(route) for route in self._fleet.view.routes.values())
+        return _encoded(service_pb2.ServerReadyResponse(ready=ready))
+
+    async def _metadata(self, _: bytes, __: Any) -> bytes:
+        return _encoded(
+            service_pb2.ServerMetadataResponse(name="headrace", version=version("headrace"), extensions=EXTENSIONS)
+        )
+
+    async def _index(self, message: bytes, context: Any) -> bytes:
+        """The routes that have Triton behind them, as a repository's models."""
+        try:
+            asked = service_pb2.RepositoryIndexRequest.FromString(message)
+        except Exception:  # protobuf's implementations raise different ones
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The request cannot be read.")
+        response = service_pb2.RepositoryIndexResponse()
+        for name, route in sorted(self._fleet.view.routes.items()):
+            endpoints = _endpoints(route)
+            ready = _servable(route)
+            if endpoints is None or (asked.ready and not ready):
+                continue
+            reason = "" if ready else "; ".join(f"{e.id} {e.phase}" for e in endpoints[:5]) or "it has no endpoint"
+            response.models.add(name=name, version="1", state="READY" if ready else "UNAVAILABLE", reason=reason)
+        return _encoded(response)
+
+    async def _check(self, _: bytes, __: Any) -> bytes:
+        return _SERVING if self._serving() else _NOT_SERVING
+
+
+class _Table(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Handlers by the names of their methods; what is not there is UNIMPLEMENTED."""
+
+    def __init__(self, handlers: dict[str, Any]) -> None:
+        self._handlers = handlers
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._handlers.get(handler_call_details.method)
+
+
+def _refusing(reason: str) -> Callable[[bytes, Any], Any]:
+    async def refuse(_: bytes, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, reason)
+        raise AssertionError("abort raises")
+
+    return refuse
+
+
+def _endpoints(route: Route) -> list[Any] | None:
+    """The Triton endpoints of a route, None if it is not meant to have any."""
+    pools = [pool for pool in route.all_pools if pool.spec.protocol == "triton"]
+    return [endpoint for pool in pools for endpoint in pool.endpoints] if pools else None
+
+
+def _servable(route: Route) -> bool:
+    return any(endpoint.phase in SERVING for endpoint in _endpoints(route) or ())
+
+
+def _encoded(message: Any) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+def _require_free(host: str | None, port: int) -> None:
+    """Raise OSError if `port` cannot be bound."""
+    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+        0
+    ]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)

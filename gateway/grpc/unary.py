@@ -1,0 +1,145 @@
+"""The unary calls that an engine answers: `ModelInfer`, and what a client may ask about a model."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from grpc import StatusCode
+
+from gateway.exchange import Exchange
+from gateway.grpc import wire
+from gateway.grpc.call import UnaryCall
+from gateway.grpc.metadata import ClientMetadata
+from gateway.grpc.requests import Requests
+from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
+from gateway.upstream.base import UpstreamError
+from gateway.upstream.triton.raw import RawTriton
+from router.errors import ApiError
+from router.kserve import MalformedError, query_view, read_infer, text_of
+from router.plan import Attempt
+from router.prompt import PromptView
+
+logger = logging.getLogger(__name__)
+
+NOBODY = "none"
+"""The endpoint of an answer that no engine gave."""
+
+
+class UnaryClient:
+    """Nothing is written to a unary call's client before the end; see `gateway.exchange.Client`."""
+
+    paused_since = 0.0
+    resumed_at = 0.0
+
+    def abort(self) -> None: ...
+
+
+_CLIENT = UnaryClient()
+
+
+@dataclass(slots=True, frozen=True)
+class Query:
+    """A question about a model, and how the client's name for it gets into the answer."""
+
+    method: str
+    named: Callable[[bytes, str], bytes]
+
+
+QUERIES = (
+    Query("ModelReady", lambda answer, _: answer),
+    Query("ModelMetadata", lambda answer, name: answer + wire.name_field(name)),
+    Query("ModelConfig", lambda answer, name: answer + wire.config_name(name)),
+    Query("ModelStatistics", wire.statistics_named),
+)
+
+
+class Unary:
+    """The handlers of unary calls."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+
+    async def infer(self, message: bytes, context: Any) -> bytes:
+        """`ModelInfer`."""
+        metadata = ClientMetadata(context)
+        status = INTERNAL
+        with Exchange(self._requests.live, _CLIENT) as exchange:
+            try:
+                found = read_infer(message, stream=False, otherwise=self._requests.turn())
+                answer = await self._ask(
+                    "ModelInfer", message, found.prompt, exchange, metadata, context, versioned=found.versioned
+                )
+                status = OK
+                return answer + wire.name_field(found.prompt.model)
+            except (ApiError, UpstreamError, MalformedError) as error:
+                status = status_of(error)
+            except asyncio.CancelledError:
+                status = GONE
+                raise
+            except Exception:
+                logger.exception("request %s failed", metadata.request_id)
+            finally:
+                self._requests.observe(exchange, status)
+            return await refuse(context, status, metadata, exchange)
+
+    def query(self, query: Query) -> Callable[[bytes, Any], Any]:
+        """The handler of a question about a model: any replica of the route answers it."""
+
+        async def handle(message: bytes, context: Any) -> bytes:
+            metadata = ClientMetadata(context)
+            with Exchange(self._requests.live, _CLIENT) as exchange:
+                try:
+                    view = memoryview(message)
+                    name = text_of(view, 1)
+                    versioned = bool(text_of(view, 2))
+                    prompt = query_view(name, self._requests.turn())
+                    answer = await self._ask(
+                        query.method, message, prompt, exchange, metadata, context, versioned=versioned
+                    )
+                    return query.named(answer, name)
+                except (ApiError, UpstreamError, MalformedError) as error:
+                    if query.method == "ModelReady" and not isinstance(error, MalformedError):
+                        return b""  # not ready
+                    status = status_of(error)
+                    if query.method == "ModelStatistics" and status.code is StatusCode.NOT_FOUND:
+                        status = Status(StatusCode.INVALID_ARGUMENT, status.details)  # as Triton has it
+                return await refuse(context, status, metadata, exchange)
+
+        return handle
+
+    async def _ask(
+        self,
+        method: str,
+        message: bytes,
+        prompt: PromptView,
+        exchange: Exchange,
+        metadata: ClientMetadata,
+        context: Any,
+        *,
+        versioned: bool,
+    ) -> bytes:
+        """An engine's answer."""
+        decided = self._requests.plan(prompt)
+        exchange.route = decided.route.name
+
+        async def send(attempt: Attempt, raw: RawTriton) -> bytes:
+            renamed = message + wire.name_field(attempt.pool.spec.model)
+            call = UnaryCall(raw, raw.unary(method, renamed, metadata.passed), versioned=versioned)
+            exchange.call = call
+            return await call.response()
+
+        answer = await self._requests.first_willing(exchange, decided, metadata.request_id, send)
+        attempt = exchange.attempt
+        assert attempt is not None
+        await context.send_initial_metadata(metadata.answer(exchange.route, attempt.endpoint.id))
+        return answer
+
+
+async def refuse(context: Any, status: Status, metadata: ClientMetadata, exchange: Exchange) -> bytes:
+    """End a call with a status. Raises always."""
+    endpoint = exchange.attempt.endpoint.id if exchange.attempt is not None else NOBODY
+    route = exchange.route or NOBODY
+    await context.abort(status.code, status.details, trailing_metadata=metadata.answer(route, endpoint))
+    raise AssertionError("abort raises")

@@ -1,0 +1,57 @@
+"""Edits on serialized messages, all of them by appending: in protobuf the last value of a field wins, and messages that
+occur twice are merged. So a name is changed without reading, let alone re-encoding, the tensors before it.
+
+Responses carry the name the client knows: `ModelInferResponse` and `ModelMetadataResponse` in field 1,
+`ModelConfigResponse` in field 1 of its field 1, `ModelStreamInferResponse` in field 1 of its field 2.
+"""
+
+from router.kserve import LENGTH_DELIMITED, fields
+
+_STREAM_ANSWER = 0x12
+"""The tag of `infer_response`: the first byte of a `ModelStreamInferResponse` without `error_message`."""
+
+
+def delimited(number: int, payload: bytes) -> bytes:
+    """A length-delimited field: a string, bytes, or a message."""
+    return varint(number << 3 | LENGTH_DELIMITED) + varint(len(payload)) + payload
+
+
+def varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def name_field(name: str) -> bytes:
+    """Appended to a message, makes `name` the value of its field 1."""
+    return delimited(1, name.encode())
+
+
+def config_name(name: str) -> bytes:
+    """Appended to a `ModelConfigResponse`, makes `name` the configuration's name."""
+    return delimited(1, name_field(name))
+
+
+def stream_name(name: str) -> bytes:
+    """Appended to a `ModelStreamInferResponse`, makes `name` its response's model name."""
+    return delimited(2, name_field(name))
+
+
+def statistics_named(response: bytes, name: str) -> bytes:
+    """A `ModelStatisticsResponse` with `name` in each of its entries, which repeat and so cannot be appended to."""
+    view = memoryview(response)
+    entries = (f for f in fields(view) if f[0] == 1 and f[1] == LENGTH_DELIMITED)
+    return b"".join(delimited(1, bytes(view[start:end]) + name_field(name)) for _, _, start, end in entries)
+
+
+def is_answer(message: bytes) -> bool:
+    """Whether a message of a stream is a response and no error."""
+    return bool(message) and message[0] == _STREAM_ANSWER
+
+
+def stream_error(text: str, request_id: str) -> bytes:
+    """A `ModelStreamInferResponse` that reports an error the way Triton does: its text, and the request's id."""
+    return delimited(1, text.encode()) + delimited(2, delimited(3, request_id.encode()) if request_id else b"")
