@@ -144,7 +144,7 @@ async def test_an_aborted_call_sends_nothing(adapt: Adapt) -> None:
     [
         ("the sampler is broken", Failure.ENGINE, 500),
         ("Exceeds maximum queue size", Failure.BUSY, 429),
-        ("server is shutting down", Failure.BUSY, 503),
+        ("server is shutting down", Failure.CONNECT, 503),
     ],
 )
 async def test_an_error_before_the_first_token_has_its_status(
@@ -252,8 +252,7 @@ async def test_a_model_whose_process_died_is_not_ready_until_it_generates_again(
     await asyncio.sleep(1.5)  # the model's process ends half a second after its first message
     with pytest.raises(UpstreamError) as caught:
         await engine.call("after").open()
-    assert caught.value.status == 502
-    assert caught.value.endpoint_fault
+    assert (caught.value.failure, caught.value.status) == (Failure.CONNECT, 503)
     report = await engine.probe()
     assert not report.ready
     assert "has died" in report.detail

@@ -27,7 +27,7 @@ START_TIMEOUT_S = 60
 class TritonModels:
     """The server; `start` and `kill` may be called in turn."""
 
-    def __init__(self, wheels: Wheels, run: RunDir, models: tuple[str, ...]) -> None:
+    def __init__(self, wheels: Wheels, run: RunDir, models: tuple[str, ...], options: tuple[str, ...] = ()) -> None:
         self._wheels = wheels
         self._log = run.logs / "triton-models.log"
         self._ports = TritonPorts(*free_ports(3))
@@ -36,16 +36,29 @@ class TritonModels:
         for model in models:
             (repository / model / "1").mkdir(parents=True)
             shutil.copyfile(MODELS / model / "config.pbtxt", repository / model / "config.pbtxt")
-            shutil.copyfile(MODELS / "scripted.py", repository / model / "1" / "model.py")
+            own = MODELS / model / "model.py"
+            code = own if own.exists() else MODELS / "scripted.py"
+            shutil.copyfile(code, repository / model / "1" / "model.py")
         self._command = (
             *triton_command(wheels, repository, self._ports, run.shared_memory_prefix("models")),
             "--model-control-mode=explicit",
             *(f"--load-model={model}" for model in models),
+            *options,
         )
 
     @property
     def grpc(self) -> str:
         return f"{LOOPBACK}:{self._ports.grpc}"
+
+    @property
+    def http(self) -> str:
+        return f"http://{LOOPBACK}:{self._ports.http}"
+
+    @property
+    def pid(self) -> int:
+        """Of the running server."""
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def metrics(self) -> str:
@@ -89,7 +102,7 @@ class TritonModels:
         return int(float(found[1])) if found else 0
 
     async def _ready(self) -> bool:
-        url = f"http://{LOOPBACK}:{self._ports.http}/v2/health/ready"
+        url = f"{self.http}/v2/health/ready"
         try:
             async with aiohttp.ClientSession() as session, session.get(url) as response:
                 return response.status == 200
@@ -98,10 +111,11 @@ class TritonModels:
 
 
 @contextlib.asynccontextmanager
-async def triton_models(*models: str) -> AsyncIterator[TritonModels]:
-    """A started server with these models of `tests/triton_models`; nothing of it is left afterwards."""
+async def triton_models(*models: str, options: tuple[str, ...] = ()) -> AsyncIterator[TritonModels]:
+    """A started server with these models of `tests/triton_models`; nothing of it is left afterwards. `options` are for
+    the server's command line."""
     with RunDir() as run:
-        server = TritonModels(find_wheels(), run, models)
+        server = TritonModels(find_wheels(), run, models, options)
         try:
             await server.start()
             yield server

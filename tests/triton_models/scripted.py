@@ -9,6 +9,7 @@ The prompt is a JSON object (any other prompt is answered with itself):
 - `die`: end the model's process after that many messages
 - `prompt_tokens`, `reused_blocks`: what to report
 - `finish`: finish reason to report (LLM-API signature)
+- `deaf`: ask for cancels between messages only, not all the time: a process killed while it asks takes Triton along
 - `ignore_stop`: go on after a stop string; without it the text ends after the first one, which stays in it
 - `revise`: in a cumulative signature, change text that was sent before
 
@@ -121,7 +122,7 @@ class TritonPythonModel:
 
     def stream(self, job, sender):
         script, values = job
-        if not self.wait(sender, script.get("first_delay", 0)):
+        if not self.wait(sender, script.get("first_delay", 0), script.get("deaf")):
             return
         pieces = self.pieces(script, values)
         if not values.get("stream", values.get("streaming")):
@@ -137,7 +138,7 @@ class TritonPythonModel:
                 os._exit(1)
             if piece is None:
                 break
-            if index and not self.wait(sender, script.get("delay", 0)):
+            if index and not self.wait(sender, script.get("delay", 0), script.get("deaf")):
                 return
             sent += piece
             text = sent.decode("utf-8", "replace").encode() if self.cumulative else piece
@@ -146,9 +147,11 @@ class TritonPythonModel:
             sender.send(self.response(script, text, 1, last=index == len(pieces) - 1))
         sender.send(flags=FINAL)
 
-    def wait(self, sender, seconds):
+    def wait(self, sender, seconds, deaf=False):
         """Sleep, unless the request is cancelled."""
         until = time.monotonic() + seconds
+        if deaf:
+            time.sleep(seconds)
         while True:
             if sender.is_cancelled():
                 self.cancelled.increment(1)

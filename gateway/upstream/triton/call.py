@@ -27,6 +27,7 @@ from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.failures import from_message, from_status, is_stub_death
 from gateway.upstream.triton.prepare import Prepared, prepare
 from gateway.upstream.triton.text import TextChangedError
+from gateway.upstream.triton.vitals import Vitals
 
 ANSWER_LIMIT = 32 * 1024 * 1024
 """Characters of an answer that is not streamed."""
@@ -49,6 +50,7 @@ class TritonCall:
         attempt_id: str,
         send: Callable[..., Any],
         canceller: Canceller,
+        vitals: Vitals,
         on_failure: Callable[[UpstreamError, bool], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -60,6 +62,7 @@ class TritonCall:
         self._attempt_id = attempt_id
         self._send = send
         self._canceller = canceller
+        self._vitals = vitals
         self._on_failure = on_failure
         self._rpc: Any = None
         self._cancelled = False
@@ -96,17 +99,24 @@ class TritonCall:
         self._may_read.clear()
 
     def resume(self) -> None:
+        self.last_read = self._loop.time()  # the engine has not been listened to
         self._may_read.set()
+
+    @property
+    def paused(self) -> bool:
+        return not self._may_read.is_set()
 
     def abort(self, error: UpstreamError) -> None:
         if self._error is None:
             self._error = error
+            self._vitals.given_up(self, error)
         self._may_read.set()
         if self._rpc is not None and not self._cancelled:
             self._cancelled = True
             self._canceller.cancel(self._rpc)
 
     def close(self) -> None:
+        self._vitals.unwatch(self)
         self.abort(UpstreamError(Failure.DIED, "The request was closed.", 499, "request_closed"))
 
     def _dispatch(self, message: Any, headers: tuple[tuple[str, str], ...]) -> None:
@@ -117,6 +127,7 @@ class TritonCall:
             self._rpc = self._send(message, metadata=(*headers, ("triton_grpc_error", "true")))
         except grpc.aio.UsageError:
             raise self._failure(Failure.CONNECT, "has left the fleet", "upstream_unreachable") from None
+        self._vitals.watch(self)
 
     async def _open_stream(self) -> AnswerHead:
         text = ""
@@ -206,7 +217,7 @@ class TritonCall:
     async def _shielded_read(self) -> Any:
         """A read that outlives this task: gRPC cancels the RPC of a read that is cancelled, before it is its turn."""
         reading = asyncio.ensure_future(self._rpc.read())
-        reading.add_done_callback(_seen)
+        reading.add_done_callback(seen)
         return await asyncio.shield(reading)
 
     async def _read_to_end(self) -> None:
@@ -229,7 +240,7 @@ class TritonCall:
         return self._judged(UpstreamError(failure, f"Engine {self._endpoint} {what}.", status, code), None)
 
 
-def _seen(reading: "asyncio.Future[Any]") -> None:
+def seen(reading: "asyncio.Future[Any]") -> None:
     """Take note of an exception that nobody may be left to raise to."""
     if not reading.cancelled():
         reading.exception()

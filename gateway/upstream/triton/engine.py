@@ -2,8 +2,8 @@
 
 **Probe.** `ServerReady` and `ModelReady`, every time. The model's contract and the size of a KV block are read when
 they are not known, and again when the server has been away, because another model repository may have come back.
-Triton keeps calling a model ready whose Python process has died, while every request to it fails; so after such a
-failure the probe believes nothing but a generated token.
+Triton keeps calling a model ready whose Python process has died; how much the probe believes it, and when it takes a
+generated token to do so, is `vitals`' matter.
 
 **Channel.** One connection per endpoint, not shared with other channels. It pings nothing: Triton answers pings on an
 idle connection with GOAWAY. Calls fail at once while the server is down, and reconnecting is tried at least once a
@@ -29,14 +29,17 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.chat_template import compile_template
 from gateway.upstream.base import EngineRequest, Failure, ProbeReport, UpstreamError
-from gateway.upstream.triton.call import TritonCall
+from gateway.upstream.http_connection import ConnectionPool
+from gateway.upstream.triton.call import TritonCall, seen
 from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.contract import Contract, ContractError, detect
 from gateway.upstream.triton.failures import from_status, is_stub_death
 from gateway.upstream.triton.parameters import Parameters
 from gateway.upstream.triton.raw import RawTriton
 from gateway.upstream.triton.tensors import build_request
+from gateway.upstream.triton.vitals import TOKEN_DEADLINE_S, Sign, Vitals
 from router.fleet import Endpoint, Pool
+from router.spec.units import seconds
 
 _INT32_MAX = 2**31 - 1
 _RECONNECT_MS = 1000
@@ -55,6 +58,8 @@ class TritonEngine:
         """The view holds no endpoint of this protocol without `grpc`."""
         assert endpoint.spec.grpc is not None
         self._endpoint = endpoint
+        self.http = ConnectionPool(endpoint.id, endpoint.spec.http) if endpoint.spec.http is not None else None
+        """Connections for requests that come over HTTP."""
         self._channel = grpc.aio.insecure_channel(
             endpoint.spec.grpc,
             options=[
@@ -82,16 +87,15 @@ class TritonEngine:
         self._contract: Contract | None = None
         self._contract_current = False
         self._kv_block_tokens: int | None = None
-        self._process_dead = False
+        self._vitals = Vitals(endpoint.id, asyncio.get_running_loop().time)
         self._canceller = Canceller()
         self.raw = RawTriton(endpoint.id, self._channel, self._canceller, self._on_failure)
         """The same server for requests that are Triton's own."""
 
     def call(self, request: EngineRequest) -> TritonCall:
         attempt_id = f"{request.request_id}.{self._instance}.{next(self._attempts)}"
-        return TritonCall(
-            request, self._contract, attempt_id, self._send(self._contract), self._canceller, self._on_failure
-        )
+        send = self._send(self._contract)
+        return TritonCall(request, self._contract, attempt_id, send, self._canceller, self._vitals, self._on_failure)
 
     async def probe(self, pool: Pool) -> ProbeReport:
         model = pool.spec.model
@@ -103,7 +107,8 @@ class TritonEngine:
             contract = self._contract
             if contract is None or not self._contract_current:
                 contract = await self._learn(model)
-            if self._process_dead and not await self._generates(contract):
+            deadline = min(TOKEN_DEADLINE_S, seconds(pool.spec.probe.timeout) * 0.75)
+            if not await self._vitals.alive(lambda: self._generate(contract, deadline)):
                 return self._not_ready(f"the process of model {model!r} has died: unload and load the model")
         except ContractError as error:
             # No OpenAI request can be put to such a model, but KServe's can: they say themselves what it takes.
@@ -121,6 +126,8 @@ class TritonEngine:
         return self._report(contract, pool)
 
     async def close(self) -> None:
+        if self.http is not None:
+            self.http.close()
         await self._channel.close()
 
     def _send(self, contract: Contract | None) -> Callable[..., Any]:
@@ -131,7 +138,7 @@ class TritonEngine:
     def _on_failure(self, error: UpstreamError, process_dead: bool) -> None:
         if error.endpoint_fault:
             self._contract_current = False
-        self._process_dead = self._process_dead or process_dead
+        self._vitals.failed(error, process_dead=process_dead)
 
     def _not_ready(self, detail: str) -> ProbeReport:
         self._contract_current = False
@@ -169,8 +176,8 @@ class TritonEngine:
         self._contract, self._contract_current = contract, True
         return contract
 
-    async def _generates(self, contract: Contract) -> bool:
-        """Whether the model generates a token, or at least fails in another way than a dead process does."""
+    async def _generate(self, contract: Contract, deadline: float) -> Sign:
+        """Ask the model for one token, for `deadline` seconds."""
         message = build_request(
             contract,
             "a",
@@ -180,19 +187,27 @@ class TritonEngine:
             usage=False,
         )
         rpc = self._send(contract)(message, metadata=(("triton_grpc_error", "true"),))
+        # A task of its own: gRPC cancels the RPC of a read that is cancelled, before it is the cancel's turn.
+        reading = asyncio.ensure_future(self._read_token(rpc))
+        reading.add_done_callback(seen)
+        try:
+            await asyncio.wait((reading,), timeout=deadline)
+            return reading.result() if reading.done() else Sign.NOTHING
+        finally:
+            self._canceller.cancel(rpc)
+
+    async def _read_token(self, rpc: Any) -> Sign:
         try:
             while (response := await rpc.read()) is not grpc.aio.EOF:
                 if is_stub_death(response.error_message):
-                    return False
+                    return Sign.DEAD
         except grpc.aio.AioRpcError as error:
             if is_stub_death(error.details()):
-                return False
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise
-        finally:
-            rpc.cancel()
-        self._process_dead = False
-        return True
+                return Sign.DEAD
+            judged = from_status(error.code(), error.details(), endpoint=self._endpoint.id, received=False)
+            if judged.endpoint_fault:
+                raise judged from None
+        return Sign.TOKEN
 
 
 def _only_response(message: bytes) -> Any:

@@ -16,7 +16,8 @@ import grpc
 from gateway.upstream.base import Failure, UpstreamError
 
 _QUEUE_FULL = re.compile(r"queue[ _]?size|queue is full|maximum queue", re.IGNORECASE)
-_SHUTTING_DOWN = re.compile(r"shutting down|server is stopping|timeout expired", re.IGNORECASE)
+_WAITED_TOO_LONG = re.compile(r"timeout expired", re.IGNORECASE)
+_SHUTTING_DOWN = re.compile(r"shutting down|server is stopping|server exiting", re.IGNORECASE)
 _NOT_SERVED = re.compile(r"unknown model|not ready|unavailable model|no available versions", re.IGNORECASE)
 _STUB_DEAD = re.compile(r"stub process.*not healthy", re.IGNORECASE | re.DOTALL)
 _NEVER_CONNECTED = re.compile(r"failed to connect|name resolution|DNS resolution|no address", re.IGNORECASE)
@@ -68,14 +69,21 @@ def from_message(text: str, *, endpoint: str, received: bool) -> UpstreamError:
 def _by_text(text: str, endpoint: str, received: bool) -> UpstreamError | None:
     """What the words say, where they say more than the status."""
     if _STUB_DEAD.search(text):
-        # The request was not run; the endpoint looks healthy to every probe and is not.
-        return _cut_off("its model process has died", endpoint, received)
+        if received:
+            return _cut_off("its model process has died", endpoint, received)
+        # The request was not run, and none will be until the model is loaded anew, however healthy Triton looks.
+        return UpstreamError(
+            Failure.CONNECT, f"Engine {endpoint} has no living model process.", 503, "model_process_died"
+        )
     if received:
         return None
     if _QUEUE_FULL.search(text):
         return _busy(429, endpoint, "has a full queue")
+    if _WAITED_TOO_LONG.search(text):
+        return _busy(503, endpoint, "had the request in its queue for too long")
     if _SHUTTING_DOWN.search(text):
-        return _busy(503, endpoint, "takes no requests now")
+        # Nothing was run, and nothing will be: as good as gone, though its running streams go on to their ends.
+        return UpstreamError(Failure.CONNECT, f"Engine {endpoint} is shutting down.", 503, "engine_stopping")
     if _NOT_SERVED.search(text):
         return UpstreamError(
             Failure.CONNECT, f"Engine {endpoint} does not serve the model now.", 503, "model_unavailable"

@@ -1,0 +1,155 @@
+"""What Triton does not tell of its health, found out through a running gateway: a model's process killed under its
+streams, a model unloaded, a server that shuts down, a full queue."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import grpc
+import psutil
+import pytest_asyncio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from router.spec.documents import file_documents
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec
+from tests.contract.triton_models_server import TritonModels, triton_models
+from tests.harness import RunningGateway, running_gateway
+
+STREAMS = 20
+IDLE_S = 6
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server() -> AsyncIterator[TritonModels]:
+    """The one that gets into trouble. It gives its streams time to finish when it is told to end."""
+    async with triton_models("ensemble", "ensemble_whole", options=("--exit-timeout-secs=20",)) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def other() -> AsyncIterator[TritonModels]:
+    """One that does not."""
+    async with triton_models("ensemble", "ensemble_whole") as running:
+        yield running
+
+
+def fleet(model: str, *servers: TritonModels, probe: ProbeSpec | None = None) -> FleetSpec:
+    """One pool behind the route `m`, an endpoint for each server: `e0`, `e1`. Probes as by default."""
+    endpoints = [EndpointSpec(id=f"e{index}", grpc=server.grpc) for index, server in enumerate(servers)]
+    pool = PoolSpec(
+        protocol="triton",
+        model=model,
+        endpoints=endpoints,
+        timeouts=TimeoutSpec(idle=f"{IDLE_S}s"),
+        probe=probe or ProbeSpec(),
+    )
+    return FleetSpec(fleet="test", pools={"p": pool}, routes={"m": RouteSpec(pool="p")})
+
+
+@dataclass
+class Seen:
+    """What one client saw of its answer, and when it ended."""
+
+    status: int = 0
+    endpoint: str = ""
+    body: bytes = b""
+    retry_after: str | None = None
+    ended: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.status == 200 and self.body.endswith(b"data: [DONE]\n\n")
+
+    @property
+    def broke_off(self) -> bool:
+        """The last event is an error, and nothing says that the answer was complete."""
+        last = self.body.rstrip().rpartition(b"\n\n")[2]
+        return last.startswith(b'data: {"error":') and b"[DONE]" not in self.body
+
+
+async def ask(
+    client: aiohttp.ClientSession, running: RunningGateway, seen: Seen, script: dict[str, Any], *, stream: bool = True
+) -> None:
+    body = {"model": "m", "prompt": json.dumps(script), "max_tokens": 10_000, "stream": stream}
+    async with client.post(f"{running.url}/v1/completions", json=body) as response:
+        seen.status, seen.endpoint = response.status, response.headers["x-headrace-endpoint"]
+        seen.retry_after = response.headers.get("retry-after")
+        async for piece in response.content.iter_any():
+            seen.body += piece
+    seen.ended = time.monotonic()
+
+
+@contextlib.asynccontextmanager
+async def streams(
+    client: aiohttp.ClientSession, running: RunningGateway, count: int, script: dict[str, Any]
+) -> AsyncIterator[list[Seen]]:
+    """That many streams that have all begun. On leaving, all have ended."""
+    seen = [Seen() for _ in range(count)]
+    tasks = [
+        asyncio.create_task(ask(client, running, each, {**script, "number": number}))
+        for number, each in enumerate(seen)
+    ]
+    try:
+        await running.until(lambda: all(each.body for each in seen), "every stream has begun", 20)
+        yield seen
+        async with asyncio.timeout(IDLE_S + 10):
+            await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def answered(client: aiohttp.ClientSession, running: RunningGateway, count: int, mark: str) -> list[Seen]:
+    """Short answers to that many different conversations."""
+    seen = [Seen() for _ in range(count)]
+    scripts = [{"text": "ok", "mark": f"{mark} {number}"} for number in range(count)]
+    await asyncio.gather(*(ask(client, running, each, script) for each, script in zip(seen, scripts, strict=True)))
+    return seen
+
+
+def kill_model(server: TritonModels, model: str) -> None:
+    """`kill -9` of the process that runs a Python-backend model."""
+    children = psutil.Process(server.pid).children(recursive=True)
+    (stub,) = (child for child in children if any(f"/{model}/" in argument for argument in child.cmdline()))
+    stub.kill()
+
+
+@contextlib.asynccontextmanager
+async def repository(server: TritonModels) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(server.grpc) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+async def reload(server: TritonModels, model: str) -> None:
+    async with repository(server) as stub:
+        await stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=model))
+        await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=model))
+
+
+ENDLESS = {"text": "x" * 10_000, "cut": 1, "delay": 0.4, "deaf": True}
+
+
+async def test_streams_of_a_killed_model_end_in_errors_and_new_work_goes_elsewhere(
+    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession
+) -> None:
+    async with running_gateway(fleet("ensemble", server)) as running:
+        async with streams(client, running, STREAMS, ENDLESS) as seen:
+            running.apply(file_documents(fleet("ensemble", server, other), content_hash="other"))
+            await running.until_phase("e1", "ready")
+            killed = time.monotonic()
+            kill_model(server, "ensemble")
+            await running.until_phase("e0", "unhealthy", IDLE_S)
+            after = await answered(client, running, 12, "after")
+            assert {(each.endpoint, each.finished) for each in after} == {("e1", True)}
+        assert [each.broke_off for each in seen] == [True] * STREAMS
+        assert max(each.ended for each in seen) - killed < IDLE_S
+        await reload(server, "ensemble")
+        await running.until_phase("e0", "ready", 5)
+        back = await answered(client, running, 12, "back")
+        assert all(each.finished for each in back)
+        assert "e0" in {each.endpoint for each in back}
