@@ -66,6 +66,10 @@ class Exchange:
         self.attempt = attempt
         self.attempt_started = self._live.now()
 
+    def still_sending(self) -> None:
+        """The engine has just taken more of the request: how long it may take to answer counts from now."""
+        self.attempt_started = self._live.now()
+
     def end_attempt(self) -> None:
         """Release what the attempt holds. Idempotent."""
         attempt, self.attempt = self.attempt, None

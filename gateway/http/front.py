@@ -14,26 +14,23 @@ import uuid
 from collections.abc import Awaitable, Callable
 
 import msgspec
-from aiohttp import HttpVersion11, web
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestPayloadError
+from aiohttp import web
 
 from gateway.dispatch import ClientRequest, OpenAnswer, open_answer, relay
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
-from gateway.http.client_response import NOBODY, ClientResponse, write_continue
+from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.errors import as_api_error, error_body
+from gateway.http.kserve import KServeFront
+from gateway.http.request_body import RequestBody
 from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
 from gateway.upstream.base import UpstreamError
-from router.errors import ApiError, invalid
+from router.errors import ApiError
 from router.fleet import Route
 from router.plan import plan
 from router.prompt import Api, read_fields, read_prompt
 
 logger = logging.getLogger(__name__)
-
-BODY_IDLE_S = 60.0
-"""How long a client may pause in the middle of sending its request body."""
 
 _INTERNAL = ApiError(500, "The gateway failed to handle the request.", "server_error", code="internal_error")
 _APIS: dict[str, Api] = {
@@ -54,6 +51,7 @@ class Front:
         self._metrics = metrics
         self._body_limit = body_limit
         self._started = int(time.time())
+        self._kserve = KServeFront(fleet, live, metrics)
 
     async def handle(self, request: web.BaseRequest) -> ClientResponse:
         """Answer one request."""
@@ -67,6 +65,8 @@ class Front:
             await self._allowing("POST", request, response, lambda: self._generate(api, request, request_id, response))
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             await self._allowing("GET", request, response, lambda: self._models(path, response))
+        elif path == "/v2" or path.startswith("/v2/"):
+            await self._kserve.handle(request, request_id, response)
         else:
             _refuse(response, ApiError(404, f"There is no {path[:200]!r} here.", code="unknown_url"))
         return response
@@ -124,34 +124,13 @@ class Front:
         """The whole request body. Raises ApiError: 413 over the limit, 408 for a client that stops sending, 400 for
         bytes that are not what their framing says, 415 for a coding: a few bytes of it could keep a core busy for
         long."""
-        limit = self._body_limit
-        if (request.content_length or 0) > limit:
-            response.close_after()
-            raise _too_large(limit)
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             response.close_after()
             raise ApiError(415, "Send the request body without Content-Encoding.", code="unsupported_encoding")
-        if request.headers.get("expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
-            write_continue(request)
-        content = request.content
+        body = RequestBody(request, response, self._body_limit)
         pieces: list[bytes] = []
-        size = 0
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(BODY_IDLE_S) as deadline:
-                while piece := await content.readany():
-                    size += len(piece)
-                    if size > limit:
-                        response.close_after()
-                        raise _too_large(limit)
-                    pieces.append(piece)
-                    deadline.reschedule(loop.time() + BODY_IDLE_S)
-        except TimeoutError:
-            response.close_after()
-            raise ApiError(408, "The request body did not arrive in time.", code="request_timeout") from None
-        except (RequestPayloadError, HttpProcessingError):
-            response.close_after()
-            raise invalid("The request body is not what its headers say.", code="bad_http_request") from None
+        while piece := await body.read():
+            pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _observe(self, api: Api, exchange: Exchange, response: ClientResponse) -> None:
@@ -201,7 +180,3 @@ def _placed(exchange: Exchange) -> tuple[tuple[str, str], ...]:
 
 def _header_value(text: str) -> str:
     return text or NOBODY
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"The request body is larger than the limit of {limit} bytes.", code="request_too_large")

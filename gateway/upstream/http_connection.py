@@ -39,7 +39,7 @@ class Receiver(Protocol):
 class Connection(asyncio.Protocol):
     """One TCP connection to an engine."""
 
-    __slots__ = ("_paused", "closed", "idle_since", "receiver", "transport")
+    __slots__ = ("_paused", "_writable", "closed", "idle_since", "receiver", "transport")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self.idle_since = 0.0
         self._paused = False
+        self._writable: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -59,8 +60,22 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self.resume_writing()
         if self.receiver is not None:
             self.receiver.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    async def writable(self) -> None:
+        """Wait until the engine has taken most of what was written, or is gone."""
+        if self._writable is not None:
+            await self._writable
 
     def pause(self) -> None:
         """Stop reading."""

@@ -1,0 +1,343 @@
+"""Triton's HTTP API (KServe v2) in front: requests go to a Triton of the route, bodies untouched.
+
+The path's model is the route. It is rewritten to the name the engine knows; everything else a client sends or gets is
+the engine's: bodies byte for byte, in both directions, with the headers that say how to read them. Errors of Triton's
+are its own; those of the gateway take the same shape, `{"error": "..."}`.
+
+A request body may be 2 GiB. So much of it is read ahead as routing looks at; a request of which more has been read can
+be sent only once, and is not tried at a second endpoint.
+"""
+
+import asyncio
+import itertools
+import logging
+from importlib.metadata import version
+
+import msgspec
+from aiohttp import web
+
+from gateway.dispatch import MAX_ATTEMPTS, first_willing
+from gateway.exchange import Exchange, LiveExchanges
+from gateway.fleet import LiveFleet
+from gateway.http.client_response import NOBODY, ClientResponse, Headers
+from gateway.http.errors import as_api_error
+from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
+from gateway.http.request_body import RequestBody
+from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
+from gateway.relay.http1 import ResponseHead
+from gateway.upstream.base import Engine, Failure, UpstreamError
+from gateway.upstream.http_upload import HttpUpload
+from gateway.upstream.triton.engine import TritonEngine
+from router.affinity import preference
+from router.errors import ApiError, invalid
+from router.fleet import Endpoint, Route
+from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
+from router.plan import SERVING, Attempt, Plan, plan
+
+BODY_LIMIT = 2**31 - 1
+"""Triton's own: it counts a body's bytes in an int32."""
+
+PASSED_REQUEST_HEADERS = (
+    "accept",
+    "accept-encoding",
+    "content-encoding",
+    "content-type",
+    "endpoint-load-metrics-format",
+    "inference-header-content-length",
+    "traceparent",
+    "tracestate",
+    "triton-request-id",
+)
+PASSED_RESPONSE_HEADERS = frozenset(
+    {
+        "accept-encoding",  # of a 415-like answer: the codings Triton knows
+        "content-encoding",
+        "content-type",
+        "endpoint-load-metrics",
+        "inference-header-content-length",
+        "retry-after",
+    }
+)
+EXTENSIONS = ("sequence", "model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+"""Triton's extensions that work through the gateway."""
+
+_JSON = ("Content-Type", "application/json")
+_INTERNAL = ApiError(500, "The gateway failed to handle the request.")
+_GENERATING = frozenset({"infer", "generate", "generate_stream"})
+
+logger = logging.getLogger(__name__)
+
+
+class _Error(msgspec.Struct):
+    error: str
+
+
+class KServeFront:
+    """Answers everything under `/v2`."""
+
+    def __init__(self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics) -> None:
+        self._fleet = fleet
+        self._live = live
+        self._metrics = metrics
+        self._turns = itertools.count()
+
+    async def handle(self, request: web.BaseRequest, request_id: str, response: ClientResponse) -> None:
+        """Answer one request."""
+        path = request.rel_url.raw_path
+        asked = parse(path) if path != "/v2/models/stats" else None
+        if asked is not None:
+            if request.method != METHODS[asked.operation]:
+                _refuse_method(response, METHODS[asked.operation])
+            else:
+                await self._pass_on(asked, request, request_id, response)
+        elif (reason := why_unsupported(path)) is not None:
+            response.close_after()
+            _refuse(response, ApiError(501, reason))
+        else:
+            self._own(path, request, response)
+
+    def _own(self, path: str, request: web.BaseRequest, response: ClientResponse) -> None:
+        """What the gateway answers itself."""
+        method = "POST" if path == "/v2/repository/index" else "GET"
+        if path == "/v2/health/live":
+            answer: tuple[int, bytes] | None = (200, b"")
+        elif path == "/v2/health/ready":
+            answer = (200 if any(map(_servable, self._fleet.view.routes.values())) else 400, b"")
+        elif path == "/v2":
+            said = {"name": "headrace", "version": version("headrace"), "extensions": EXTENSIONS}
+            answer = (200, msgspec.json.encode(said))
+        elif path == "/v2/repository/index":
+            answer = (200, msgspec.json.encode([_entry(route) for route in self._fleet.view.routes.values()]))
+        else:
+            answer = None
+        if answer is None:
+            response.close_after()
+            _refuse(response, ApiError(404, "Not Found"))
+        elif request.method != method:
+            _refuse_method(response, method)
+        else:
+            status, body = answer
+            kind = _JSON if body else ("Content-Type", "text/plain")
+            response.send(status, (kind, ("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY)), body)
+
+    async def _pass_on(
+        self, asked: ModelPath, request: web.BaseRequest, request_id: str, response: ClientResponse
+    ) -> None:
+        with Exchange(self._live, response) as exchange:
+            try:
+                body = RequestBody(request, response, BODY_LIMIT)
+                await self._relay(asked, request, request_id, body, exchange, response)
+            except ApiError as error:
+                _refuse(response, error, exchange)
+            except UpstreamError as error:
+                _refuse(response, as_api_error(error), exchange)
+            except asyncio.CancelledError:
+                response.status = CLIENT_GONE
+                raise
+            except Exception:
+                logger.exception("request %s failed", request_id)
+                response.close_after()
+                if response.started:
+                    response.abort()
+                else:
+                    _refuse(response, _INTERNAL, exchange)
+            finally:
+                if asked.operation in _GENERATING:
+                    self._observe(exchange, response)
+
+    def _observe(self, exchange: Exchange, response: ClientResponse) -> None:
+        route = exchange.route or UNKNOWN_ROUTE
+        metrics = self._metrics
+        metrics.requests.labels("kserve", route, response.status).inc()
+        metrics.duration.labels("kserve", route).observe(self._live.now() - exchange.started)
+        if exchange.streamed and response.first_write:
+            metrics.ttft.labels("kserve", route).observe(response.first_write - exchange.started)
+
+    async def _relay(
+        self,
+        asked: ModelPath,
+        request: web.BaseRequest,
+        request_id: str,
+        body: RequestBody,
+        exchange: Exchange,
+        response: ClientResponse,
+    ) -> None:
+        if asked.model not in self._fleet.view.routes:
+            response.close_after()
+            raise _unknown(asked)
+        start = await _read_ahead(body)
+        opening = _opening(asked, request, start) if asked.operation in _GENERATING else Opening()
+        turn = next(self._turns) if asked.operation in _GENERATING else 0
+        prompt = view(asked.model, opening, request.headers.get("x-session-id"), turn)
+        decided = _over_http(plan(prompt, self._fleet.view))
+        if opening.sequence:
+            decided = _pinned(decided, prompt.key)
+        exchange.route = decided.route.name
+        response.headers += (("x-headrace-route", exchange.route),)
+        call, head, attempt = await self._open(asked, request, request_id, body, start, decided, exchange)
+        if not body.ended:
+            response.close_after()
+        exchange.streamed = head.events
+        headers = tuple((name, value) for name, value in head.headers if name in PASSED_RESPONSE_HEADERS)
+        response.start(head.status, (*headers, ("x-headrace-endpoint", attempt.endpoint.id)), head.content_length)
+        response.follow(call)
+        try:
+            await call.relay(response)
+        except UpstreamError as error:
+            self._fleet.failed(attempt.endpoint, error)
+            if head.events:
+                response.write(b"data: %b\n\n" % _body(as_api_error(error)))
+                response.finish()
+            else:
+                response.abort()
+        else:
+            response.finish()
+
+    async def _open(
+        self,
+        asked: ModelPath,
+        request: web.BaseRequest,
+        request_id: str,
+        body: RequestBody,
+        start: bytes,
+        decided: Plan,
+        exchange: Exchange,
+    ) -> tuple[HttpUpload, ResponseHead, Attempt]:
+        """Get an engine to answer."""
+        whole = body.ended
+        last = decided.attempts[:MAX_ATTEMPTS][-1]
+
+        async def send(attempt: Attempt, engine: Engine) -> tuple[HttpUpload, ResponseHead, Attempt]:
+            assert isinstance(engine, TritonEngine)
+            pool = engine.http
+            assert pool is not None
+            lines = [
+                f"{request.method} {asked.at(pool.path, attempt.pool.spec.model)} HTTP/1.1",
+                f"host: {pool.host_header}",
+                f"x-request-id: {request_id}",
+                *_passed_headers(request),
+            ]
+            if whole:
+                if request.method != "GET":
+                    lines.append(f"content-length: {len(start)}")
+            elif body.length is not None:
+                lines.append(f"content-length: {body.length}")
+            else:
+                lines.append("transfer-encoding: chunked")
+            chunked = not whole and body.length is None
+            head_bytes = "\r\n".join([*lines, "", ""]).encode("latin-1")
+            first = b"%x\r\n%b\r\n" % (len(start), start) if chunked and start else start
+            call = HttpUpload(
+                pool,
+                (head_bytes, first),
+                None if whole else body,
+                attempt.pool.timeouts.connect,
+                chunked=chunked,
+                sent=exchange.still_sending,
+            )
+            exchange.call = call
+            try:
+                head = await call.send()
+            except UpstreamError as error:
+                if body.size == len(start):
+                    raise
+                self._fleet.failed(attempt.endpoint, error)
+                raise as_api_error(error) from None
+            if head.status == 503 and attempt is not last and body.size == len(start):
+                raise UpstreamError(Failure.BUSY, f"Engine {attempt.endpoint.id} cannot take more now.", 503)
+            return call, head, attempt
+
+        return await first_willing(exchange, decided, self._fleet, request_id, send)
+
+
+async def _read_ahead(body: RequestBody) -> bytes:
+    """As much of the body as routing looks at."""
+    pieces: list[bytes] = []
+    while body.size < READ_AHEAD_BYTES and (piece := await body.read()):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _opening(asked: ModelPath, request: web.BaseRequest, start: bytes) -> Opening:
+    start = start[:READ_AHEAD_BYTES]
+    if asked.operation != "infer":
+        return read_generate(start)
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        start = inflate_start(start)
+    length = request.headers.get("inference-header-content-length")
+    return read_infer(start, int(length) if length and length.isascii() and length.isdigit() else None)
+
+
+def _passed_headers(request: web.BaseRequest) -> list[str]:
+    """The client's headers that Triton is to have."""
+    lines = []
+    for name in PASSED_REQUEST_HEADERS:
+        value = request.headers.get(name)
+        if value is not None and value.isascii() and value.isprintable():
+            lines.append(f"{name}: {value}")
+    return lines
+
+
+def _reachable(endpoint: Endpoint) -> bool:
+    return endpoint.spec.http is not None
+
+
+def _servable(route: Route) -> bool:
+    """Whether a request of this API for `route` would find an endpoint."""
+    pools = (pool for pool in route.all_pools if pool.spec.protocol == "triton")
+    return any(e.phase in SERVING and _reachable(e) for pool in pools for e in pool.endpoints)
+
+
+def _over_http(decided: Plan) -> Plan:
+    """The plan without the endpoints that have no HTTP address. Raises a 400 ApiError if none has."""
+    attempts = tuple(attempt for attempt in decided.attempts if _reachable(attempt.endpoint))
+    if not attempts:
+        raise invalid(
+            f"No ready endpoint of {decided.route.name!r} has an `http` address in the fleet: call it over gRPC."
+        )
+    return Plan(decided.route, attempts)
+
+
+def _pinned(decided: Plan, key: int) -> Plan:
+    """A sequence's state is at its home, however loaded that is, and nowhere else."""
+    pool = decided.attempts[0].pool
+    home = preference(key, [attempt.endpoint for attempt in decided.attempts if attempt.pool is pool])[0]
+    return Plan(decided.route, (Attempt(home, pool, "affinity"),))
+
+
+def _entry(route: Route) -> dict[str, str]:
+    """A route as a model of the repository index."""
+    if _servable(route):
+        return {"name": route.name, "state": "READY"}
+    return {"name": route.name, "state": "UNAVAILABLE", "reason": "no endpoint is ready"}
+
+
+def _unknown(asked: ModelPath) -> ApiError:
+    """What Triton says of a model it does not have."""
+    if asked.operation == "ready":
+        return ApiError(400, "Model version not ready")
+    if asked.operation == "stats":
+        return ApiError(400, f"requested model '{asked.model}' is not available")
+    version = f" version {asked.version.rpartition('/')[2]}" if asked.version else ""
+    return ApiError(404, f"Request for unknown model: '{asked.model}'{version} is not found")
+
+
+def _body(error: ApiError) -> bytes:
+    return msgspec.json.encode(_Error(error.message))
+
+
+def _refuse(response: ClientResponse, error: ApiError, exchange: Exchange | None = None) -> None:
+    headers: Headers = (_JSON,)
+    named = {name for name, _ in response.headers}
+    attempt = exchange.attempt if exchange is not None else None
+    headers += (("x-headrace-endpoint", attempt.endpoint.id if attempt is not None else NOBODY),)
+    if "x-headrace-route" not in named:
+        headers += (("x-headrace-route", NOBODY),)
+    if error.retry_after is not None:
+        headers += (("Retry-After", str(error.retry_after)),)
+    response.send(error.status, headers, _body(error))
+
+
+def _refuse_method(response: ClientResponse, method: str) -> None:
+    response.close_after()  # its body has not been read
+    response.send(405, (_JSON, ("Allow", method)), _body(ApiError(405, "Method Not Allowed")))
