@@ -61,10 +61,6 @@ class TritonModels:
         return self._process.pid
 
     @property
-    def http(self) -> str:
-        return f"http://{LOOPBACK}:{self._ports.http}"
-
-    @property
     def metrics(self) -> str:
         return f"http://{LOOPBACK}:{self._ports.metrics}/metrics"
 

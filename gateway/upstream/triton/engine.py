@@ -30,7 +30,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from gateway.chat_template import compile_template
 from gateway.upstream.base import EngineRequest, Failure, ProbeReport, UpstreamError
 from gateway.upstream.http_connection import ConnectionPool
-from gateway.upstream.http_connection import ConnectionPool
 from gateway.upstream.triton.call import TritonCall, seen
 from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.contract import Contract, ContractError, detect
@@ -127,8 +126,6 @@ class TritonEngine:
         return self._report(contract, pool)
 
     async def close(self) -> None:
-        if self.http is not None:
-            self.http.close()
         if self.http is not None:
             self.http.close()
         await self._channel.close()
