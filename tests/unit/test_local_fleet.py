@@ -1,5 +1,6 @@
 """What the embedded fleet decides before and between processes: checks, delays, files, progress."""
 
+import asyncio
 import importlib.util
 import io
 import os
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from headrace.local.ask import ask
 from headrace.local.backoff import CEILING_S, FIRST_S, GOOD_RUN_S, Backoff
 from headrace.local.ensemble_signature import render_config
 from headrace.local.errors import LocalFleetError
@@ -141,3 +143,17 @@ async def test_progress_without_a_terminal_is_one_plain_line_per_change() -> Non
         "valkey    ready in  0.1 s  redis://127.0.0.1:1",
         "valkey    was ended by SIGKILL; starting it again in 0.25 s (log: /logs/valkey.log)",
     ]
+
+
+async def test_a_refused_question_shows_the_message_of_the_refusal_and_not_its_json() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"error": {"message": "No engine can.", "type": "server_error", "param": null, "code": "no_capacity"}}'
+        writer.write(b"HTTP/1.1 503 No\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(LocalFleetError, match=r"^the gateway answered with status 503: No engine can\.$"):
+            await ask(url, "smollm2", "x", 1)
