@@ -20,6 +20,7 @@ _COMMANDS = {
     "schema": ("headrace.cli.schema", "schema"),
     "endpoints": ("headrace.cli.endpoints", "endpoints_app"),
     "routes": ("headrace.cli.routes", "routes_app"),
+    "bench": ("headrace.cli.bench", "bench"),
 }
 
 
