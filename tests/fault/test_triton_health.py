@@ -4,6 +4,8 @@ streams, a model unloaded, a server that shuts down, a full queue."""
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -115,8 +117,9 @@ async def answered(client: aiohttp.ClientSession, running: RunningGateway, count
 def kill_model(server: TritonModels, model: str) -> None:
     """`kill -9` of the process that runs a Python-backend model."""
     children = psutil.Process(server.pid).children(recursive=True)
-    (stub,) = (child for child in children if any(f"/{model}/" in argument for argument in child.cmdline()))
-    stub.kill()
+    living = (child for child in children if child.status() != psutil.STATUS_ZOMBIE)
+    (process,) = (child for child in living if any(f"/{model}/" in argument for argument in child.cmdline()))
+    process.kill()
 
 
 @contextlib.asynccontextmanager
@@ -131,25 +134,101 @@ async def reload(server: TritonModels, model: str) -> None:
         await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=model))
 
 
-ENDLESS = {"text": "x" * 10_000, "cut": 1, "delay": 0.4, "deaf": True}
+SLOW = {"text": "x" * 20, "cut": 1, "delay": 0.4, "deaf": True}
+"""8 s of an answer."""
 
 
 async def test_streams_of_a_killed_model_end_in_errors_and_new_work_goes_elsewhere(
     server: TritonModels, other: TritonModels, client: aiohttp.ClientSession
 ) -> None:
     async with running_gateway(fleet("ensemble", server)) as running:
-        async with streams(client, running, STREAMS, ENDLESS) as seen:
+        async with streams(client, running, STREAMS, SLOW) as seen:
             running.apply(file_documents(fleet("ensemble", server, other), content_hash="other"))
             await running.until_phase("e1", "ready")
             killed = time.monotonic()
             kill_model(server, "ensemble")
             await running.until_phase("e0", "unhealthy", IDLE_S)
+            avoided = time.monotonic()
             after = await answered(client, running, 12, "after")
             assert {(each.endpoint, each.finished) for each in after} == {("e1", True)}
         assert [each.broke_off for each in seen] == [True] * STREAMS
         assert max(each.ended for each in seen) - killed < IDLE_S
+        assert avoided - min(each.ended for each in seen) < 1
         await reload(server, "ensemble")
         await running.until_phase("e0", "ready", 5)
         back = await answered(client, running, 12, "back")
         assert all(each.finished for each in back)
         assert "e0" in {each.endpoint for each in back}
+
+
+async def test_a_request_told_of_the_death_goes_elsewhere_and_ends_what_hangs_and_nothing_else(
+    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession
+) -> None:
+    async with running_gateway(fleet("ensemble", server, other, probe=ProbeSpec(interval="60s"))) as running:
+        async with streams(client, running, STREAMS, SLOW) as seen:
+            kill_model(server, "ensemble")
+            first = await answered(client, running, 12, "first")
+            assert {(each.endpoint, each.finished) for each in first} == {("e1", True)}
+            assert running.gateway.fleet.endpoints["e0"].phase == "unhealthy"
+            hit = [each for each in seen if each.endpoint == "e0"]
+            assert 0 < len(hit) < STREAMS
+            await running.until(lambda: all(each.ended for each in hit), "what hangs has ended", IDLE_S)
+            assert all(each.broke_off for each in hit)
+        assert all(each.finished for each in seen if each not in hit)
+    await reload(server, "ensemble")
+
+
+async def test_an_unloaded_model_is_avoided_until_it_is_loaded_again(
+    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession
+) -> None:
+    async with running_gateway(fleet("ensemble", server, other)) as running, repository(server) as stub:
+        async with streams(client, running, 8, {**SLOW, "delay": 0.1}) as seen:
+            await stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name="ensemble"))
+            unloaded = await answered(client, running, 12, "unloaded")
+            assert {(each.endpoint, each.finished) for each in unloaded} == {("e1", True)}
+            assert running.gateway.fleet.endpoints["e0"].phase == "unhealthy"
+        assert {each.endpoint for each in seen} == {"e0", "e1"}
+        assert all(each.finished for each in seen)
+        await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name="ensemble"))
+        await running.until_phase("e0", "ready")
+        loaded = await answered(client, running, 12, "loaded")
+        assert "e0" in {each.endpoint for each in loaded}
+        assert all(each.finished for each in loaded)
+
+
+async def test_a_full_queue_goes_elsewhere_or_to_the_client_and_never_against_the_endpoint(
+    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession
+) -> None:
+    script = {"text": "ok", "first_delay": 0.3}
+    async with running_gateway(fleet("ensemble_whole", server)) as running:
+        alone = [Seen() for _ in range(8)]
+        await asyncio.gather(*(ask(client, running, each, script, stream=False) for each in alone))
+        assert {each.status for each in alone} == {200, 429}
+        assert {each.retry_after for each in alone if each.status == 429} == {"1"}
+        assert running.gateway.fleet.endpoints["e0"].phase == "ready"
+        assert running.gateway.fleet.endpoints["e0"].state.failed_probes == 0
+        running.apply(file_documents(fleet("ensemble_whole", server, other), content_hash="other"))
+        await running.until_phase("e1", "ready")
+        both = [Seen() for _ in range(3)]
+        await asyncio.gather(*(ask(client, running, each, script, stream=False) for each in both))
+        assert {each.status for each in both} == {200}
+        assert {each.endpoint for each in both} == {"e0", "e1"}
+
+
+async def test_a_server_that_shuts_down_is_avoided_at_once_and_finishes_its_streams(
+    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession
+) -> None:
+    async with running_gateway(fleet("ensemble", server, other)) as running:
+        async with streams(client, running, STREAMS, {**SLOW, "delay": 0.1}) as seen:
+            os.kill(server.pid, signal.SIGTERM)
+            after = await answered(client, running, 12, "after")
+            assert {(each.endpoint, each.finished) for each in after} == {("e1", True)}
+            await running.until_phase("e0", "unhealthy", 2)
+        assert {each.endpoint for each in seen} == {"e0", "e1"}
+        assert all(each.finished for each in seen)
+        await server.kill()
+        await server.start()
+        await running.until_phase("e0", "ready")
+        back = await answered(client, running, 12, "back")
+        assert "e0" in {each.endpoint for each in back}
+        assert all(each.finished for each in back)
