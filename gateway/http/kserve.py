@@ -9,6 +9,7 @@ be sent only once, and is not tried at a second endpoint.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from importlib.metadata import version
@@ -16,18 +17,15 @@ from importlib.metadata import version
 import msgspec
 from aiohttp import web
 
-from gateway.dispatch import MAX_ATTEMPTS, first_willing
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.http.client_response import NOBODY, ClientResponse, Headers
 from gateway.http.errors import as_api_error
+from gateway.http.kserve_engine import Kept, Sending, open_answer
 from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
 from gateway.http.request_body import RequestBody
 from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
-from gateway.relay.http1 import ResponseHead
-from gateway.upstream.base import Engine, Failure, UpstreamError
-from gateway.upstream.http_upload import HttpUpload
-from gateway.upstream.triton.engine import TritonEngine
+from gateway.upstream.base import UpstreamError
 from router.affinity import preference
 from router.errors import ApiError, invalid
 from router.fleet import Endpoint, Route
@@ -72,6 +70,10 @@ class _Error(msgspec.Struct):
     error: str
 
 
+class _Statistics(msgspec.Struct):
+    model_stats: list[dict[str, msgspec.Raw]]
+
+
 class KServeFront:
     """Answers everything under `/v2`."""
 
@@ -90,11 +92,30 @@ class KServeFront:
                 _refuse_method(response, METHODS[asked.operation])
             else:
                 await self._pass_on(asked, request, request_id, response)
+        elif path == "/v2/models/stats" and request.method == "GET":
+            await self._statistics(request_id, response)
         elif (reason := why_unsupported(path)) is not None:
             response.close_after()
             _refuse(response, ApiError(501, reason))
         else:
             self._own(path, request, response)
+
+    async def _statistics(self, request_id: str, response: ClientResponse) -> None:
+        """The statistics of every route's model, each from one of its endpoints, under the route's name."""
+        found: list[dict[str, msgspec.Raw]] = []
+        for name in tuple(self._fleet.view.routes):
+            asked = ModelPath(name, "", "stats")
+            kept = Kept()
+            with Exchange(self._live, response) as exchange, contextlib.suppress(UpstreamError, ApiError):
+                decided = _over_http(plan(view(name, Opening(), None, 0), self._fleet.view))
+                sending = Sending(asked, "GET", request_id, [], b"", None)
+                answer = await open_answer(exchange, decided, sending, self._fleet)
+                await answer.call.relay(kept)
+                if answer.head.status == 200:
+                    entries = msgspec.json.decode(b"".join(kept.pieces), type=_Statistics).model_stats
+                    found += [{**entry, "name": msgspec.Raw(msgspec.json.encode(name))} for entry in entries]
+        headers = (_JSON, ("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY))
+        response.send(200, headers, msgspec.json.encode({"model_stats": found}))
 
     def _own(self, path: str, request: web.BaseRequest, response: ClientResponse) -> None:
         """What the gateway answers itself."""
@@ -174,17 +195,19 @@ class KServeFront:
             decided = _pinned(decided, prompt.key)
         exchange.route = decided.route.name
         response.headers += (("x-headrace-route", exchange.route),)
-        call, head, attempt = await self._open(asked, request, request_id, body, start, decided, exchange)
+        sending = Sending(asked, request.method, request_id, _passed_headers(request), start, body)
+        answer = await open_answer(exchange, decided, sending, self._fleet)
         if not body.ended:
             response.close_after()
+        head, endpoint = answer.head, answer.attempt.endpoint
         exchange.streamed = head.events
         headers = tuple((name, value) for name, value in head.headers if name in PASSED_RESPONSE_HEADERS)
-        response.start(head.status, (*headers, ("x-headrace-endpoint", attempt.endpoint.id)), head.content_length)
-        response.follow(call)
+        response.start(head.status, (*headers, ("x-headrace-endpoint", endpoint.id)), head.content_length)
+        response.follow(answer.call)
         try:
-            await call.relay(response)
+            await answer.call.relay(response)
         except UpstreamError as error:
-            self._fleet.failed(attempt.endpoint, error)
+            self._fleet.failed(endpoint, error)
             if head.events:
                 response.write(b"data: %b\n\n" % _body(as_api_error(error)))
                 response.finish()
@@ -192,62 +215,6 @@ class KServeFront:
                 response.abort()
         else:
             response.finish()
-
-    async def _open(
-        self,
-        asked: ModelPath,
-        request: web.BaseRequest,
-        request_id: str,
-        body: RequestBody,
-        start: bytes,
-        decided: Plan,
-        exchange: Exchange,
-    ) -> tuple[HttpUpload, ResponseHead, Attempt]:
-        """Get an engine to answer."""
-        whole = body.ended
-        last = decided.attempts[:MAX_ATTEMPTS][-1]
-
-        async def send(attempt: Attempt, engine: Engine) -> tuple[HttpUpload, ResponseHead, Attempt]:
-            assert isinstance(engine, TritonEngine)
-            pool = engine.http
-            assert pool is not None
-            lines = [
-                f"{request.method} {asked.at(pool.path, attempt.pool.spec.model)} HTTP/1.1",
-                f"host: {pool.host_header}",
-                f"x-request-id: {request_id}",
-                *_passed_headers(request),
-            ]
-            if whole:
-                if request.method != "GET":
-                    lines.append(f"content-length: {len(start)}")
-            elif body.length is not None:
-                lines.append(f"content-length: {body.length}")
-            else:
-                lines.append("transfer-encoding: chunked")
-            chunked = not whole and body.length is None
-            head_bytes = "\r\n".join([*lines, "", ""]).encode("latin-1")
-            first = b"%x\r\n%b\r\n" % (len(start), start) if chunked and start else start
-            call = HttpUpload(
-                pool,
-                (head_bytes, first),
-                None if whole else body,
-                attempt.pool.timeouts.connect,
-                chunked=chunked,
-                sent=exchange.still_sending,
-            )
-            exchange.call = call
-            try:
-                head = await call.send()
-            except UpstreamError as error:
-                if body.size == len(start):
-                    raise
-                self._fleet.failed(attempt.endpoint, error)
-                raise as_api_error(error) from None
-            if head.status == 503 and attempt is not last and body.size == len(start):
-                raise UpstreamError(Failure.BUSY, f"Engine {attempt.endpoint.id} cannot take more now.", 503)
-            return call, head, attempt
-
-        return await first_willing(exchange, decided, self._fleet, request_id, send)
 
 
 async def _read_ahead(body: RequestBody) -> bytes:
@@ -318,8 +285,7 @@ def _unknown(asked: ModelPath) -> ApiError:
         return ApiError(400, "Model version not ready")
     if asked.operation == "stats":
         return ApiError(400, f"requested model '{asked.model}' is not available")
-    version = f" version {asked.version.rpartition('/')[2]}" if asked.version else ""
-    return ApiError(404, f"Request for unknown model: '{asked.model}'{version} is not found")
+    return ApiError(404, f"Request for unknown model: '{asked.model}' is not found")
 
 
 def _body(error: ApiError) -> bytes:
