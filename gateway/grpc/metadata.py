@@ -11,14 +11,15 @@ from typing import Any
 from gateway.upstream.triton.raw import Metadata
 
 REQUEST_ID = "x-request-id"
-_PASSED = ("traceparent", "tracestate", "triton_grpc_error")
+_PASSED = ("traceparent", "tracestate")
+_WANTS_STATUS = ("triton_grpc_error", "true")
 _REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
 
 
 class ClientMetadata:
     """The metadata of one RPC."""
 
-    __slots__ = ("passed", "request_id", "wants_status")
+    __slots__ = ("passed", "passed_stream", "request_id", "wants_status")
 
     def __init__(self, context: Any) -> None:
         given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
@@ -29,8 +30,10 @@ class ClientMetadata:
             (REQUEST_ID, self.request_id), *((name, given[name]) for name in _PASSED if name in given),
         )  # fmt: skip
         """What goes on to the engine."""
-        self.wants_status = given.get("triton_grpc_error") == "true"
+        self.wants_status = given.get(_WANTS_STATUS[0]) == _WANTS_STATUS[1]
         """A stream's first error is to end it, as a status."""
+        self.passed_stream: Metadata = (*self.passed, _WANTS_STATUS) if self.wants_status else self.passed
+        """What goes on to the engine with a stream of one request."""
 
     def answer(self, route: str, endpoint: str) -> Metadata:
         """What comes back with the answer."""

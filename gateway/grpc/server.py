@@ -23,6 +23,7 @@ from tritonclient.grpc import service_pb2
 from gateway.exchange import LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.grpc.requests import Requests
+from gateway.grpc.stream import Streams
 from gateway.grpc.unary import QUERIES, Unary
 from gateway.metrics import Metrics
 from gateway.upstream.triton.raw import SERVICE
@@ -91,6 +92,7 @@ class GrpcFront:
             **{method: _refusing(reason) for method, reason in _UNIMPLEMENTED.items()},
         }
         self._handlers = {f"/{SERVICE}/{method}": bytes_in(handler) for method, handler in own.items()}
+        self._handlers[f"/{SERVICE}/ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(Streams(requests).infer)
         self._handlers[f"/{_HEALTH}/Check"] = bytes_in(self._check)
 
     async def start(self, address: str) -> None:

@@ -5,7 +5,7 @@ Responses carry the name the client knows: `ModelInferResponse` and `ModelMetada
 `ModelConfigResponse` in field 1 of its field 1, `ModelStreamInferResponse` in field 1 of its field 2.
 """
 
-from router.kserve import LENGTH_DELIMITED, fields
+from router.kserve import LENGTH_DELIMITED, MalformedError, fields, text_of
 
 _STREAM_ANSWER = 0x12
 """The tag of `infer_response`: the first byte of a `ModelStreamInferResponse` without `error_message`."""
@@ -47,9 +47,35 @@ def statistics_named(response: bytes, name: str) -> bytes:
     return b"".join(delimited(1, bytes(view[start:end]) + name_field(name)) for _, _, start, end in entries)
 
 
+def renamed(message: bytes, named: bytes) -> bytes:
+    """A `ModelStreamInferResponse` with `stream_name`'s bytes, unless there is no name in it to be changed: an error from
+    before the model has none."""
+    if is_answer(message):
+        return message + named
+    view = memoryview(message)
+    for number, wire, start, end in fields(view):
+        if number == 2 and wire == LENGTH_DELIMITED and any(f[0] == 1 for f in fields(view, start, end)):
+            return message + named
+    return message
+
+
 def is_answer(message: bytes) -> bool:
     """Whether a message of a stream is a response and no error."""
     return bool(message) and message[0] == _STREAM_ANSWER
+
+
+def error_text(message: bytes) -> str:
+    """The `error_message` of a `ModelStreamInferResponse`."""
+    try:
+        return text_of(memoryview(message), 1)
+    except MalformedError:
+        return ""
+
+
+def only_answer(response: bytes, name: str) -> bytes:
+    """A `ModelInferResponse` as the only, and so the last, message a stream has for a request."""
+    final = delimited(4, delimited(1, b"triton_final_response") + delimited(2, b"\x08\x01"))
+    return delimited(2, response + final + name_field(name))
 
 
 def stream_error(text: str, request_id: str) -> bytes:

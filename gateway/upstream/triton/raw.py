@@ -35,6 +35,7 @@ _HTTP_STATUS = {
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.UNIMPLEMENTED: 501,
 }
+_CONFIG_TIMEOUT_S = 5.0
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -64,12 +65,12 @@ class RawTriton:
         self._infer_alone = channel.unary_stream(f"/{SERVICE}/ModelStreamInfer")
         self._decoupled: dict[str, bool] = {}
 
-    def unary(self, method: str, message: bytes, metadata: Metadata) -> Any:
-        """Start a unary RPC. Raises UpstreamError if the endpoint has left the fleet."""
+    def unary(self, method: str, message: bytes, metadata: Metadata, timeout: float | None = None) -> Any:
+        """Start a unary RPC, for `timeout` seconds at most. Raises UpstreamError if the endpoint has left the fleet."""
         start = self._unary.get(method)
         if start is None:
             start = self._unary[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
-        return self._started(start, message, metadata=metadata)
+        return self._started(start, message, metadata=metadata, timeout=timeout)
 
     def infer_alone(self, message: bytes, metadata: Metadata) -> Any:
         """Start a `ModelStreamInfer` of one request."""
@@ -89,7 +90,7 @@ class RawTriton:
         if known is None:
             request = service_pb2.ModelConfigRequest(name=model).SerializeToString()
             try:
-                answer = await self.unary("ModelConfig", request, ())
+                answer = await self.unary("ModelConfig", request, (), timeout=_CONFIG_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 raise self.judged(error, received=False, versioned=False) from None
             config = service_pb2.ModelConfigResponse.FromString(answer).config
@@ -124,8 +125,8 @@ class RawTriton:
             self._decoupled.clear()  # another model repository may come back
         self._on_failure(error, is_stub_death(details))
 
-    def _started(self, start: Any, *arguments: Any, metadata: Metadata) -> Any:
+    def _started(self, start: Any, *arguments: Any, metadata: Metadata, timeout: float | None = None) -> Any:
         try:
-            return start(*arguments, metadata=metadata)
+            return start(*arguments, metadata=metadata, timeout=timeout)
         except (grpc.aio.UsageError, asyncio.InvalidStateError):
             raise self.left() from None

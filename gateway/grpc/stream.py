@@ -1,0 +1,292 @@
+"""`ModelStreamInfer`: one stream of a client's, many streams to engines.
+
+**Decoupled models** may answer a request with any number of messages. Each request gets a stream to an engine of its
+own, so that it goes where its prompt's cache is, and ends by itself; what the engines send is merged in the order in
+which it comes, and told apart by the ids of the requests, as from Triton. **Other models** are answered in order, so
+their requests share one stream to one engine (`gateway.grpc.shared`). A client that asked for statuses
+(`triton_grpc_error`) gets those models by unary calls, one after another: Triton 2.51 was seen to crash when it was to
+end such a model's stream with a status.
+
+Errors are reported as Triton does: as an `error_message` with the request's id, and the stream goes on; or, to a client
+that asked for statuses, as the status that ends the stream. Measured on 2.51, the latter holds only for what goes wrong
+in a model: a request that is refused before is answered with a message in either mode, so it is here.
+
+**Tasks.** The handler only waits for the session's end, so it is the only one whom gRPC cancels when the client leaves.
+Requests and the reading of them are tasks that nobody cancels: leaving cancels the RPCs under them, in turn
+(`gateway.grpc.call`), and they end by that. A request is read only if fewer than `MAX_OPEN` are being answered, and a
+message from an engine only when the one before it has been taken by the client's stream, so nothing piles up here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import grpc
+
+from gateway.exchange import Exchange
+from gateway.grpc import wire
+from gateway.grpc.call import StreamCall, UnaryCall
+from gateway.grpc.metadata import ClientMetadata
+from gateway.grpc.requests import Requests
+from gateway.grpc.shared import SharedStream
+from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
+from gateway.grpc.stream_errors import ClientGoneError, ReportedError, raise_if_retryable
+from gateway.grpc.unary import NOBODY
+from gateway.upstream.base import UpstreamError
+from gateway.upstream.triton.raw import RawTriton
+from router.errors import ApiError
+from router.kserve import Inference, MalformedError, read_infer
+from router.plan import Attempt, Plan
+
+Ask = Callable[[Exchange, bytes, Inference], Awaitable[float]]
+"""Answers a request; returns the loop time of its first message."""
+
+logger = logging.getLogger(__name__)
+
+MAX_OPEN = 1024
+"""Requests of one stream that may be open at once."""
+
+_NOT_READING = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "The client does not read its answers.")
+
+
+class Streams:
+    """The handler of `ModelStreamInfer`."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._sessions: set[Session] = set()
+
+    async def infer(self, _: object, context: Any) -> None:
+        """Answer one stream."""
+        session = Session(self._requests, context)
+        self._sessions.add(session)
+        session.start(self._sessions.discard)
+        try:
+            status = await session.ended
+        except asyncio.CancelledError:
+            session.leave(GONE)
+            raise
+        if status is not OK:
+            await context.abort(status.code, status.details, trailing_metadata=session.placed())
+
+
+class Session:
+    """One client's stream; also the `Client` of its requests' exchanges."""
+
+    def __init__(self, requests: Requests, context: Any) -> None:
+        self.requests = requests
+        self.metadata = ClientMetadata(context)
+        self.paused_since = 0.0
+        self.resumed_at = 0.0
+        self.ended: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        """How the client's stream ends."""
+        self._context = context
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._left: Status | None = None
+        self._slots = asyncio.Semaphore(MAX_OPEN)
+        self._in_order = asyncio.Lock()
+        self._one_by_one = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._shared: dict[str, SharedStream] = {}
+        self._route = self._endpoint = NOBODY
+        self._headed = False
+        self._exchanges: set[Exchange] = set()
+        self._forget: Any = None
+
+    def start(self, forget: Any) -> None:
+        """Begin to read; `forget` is called when nothing of the session is left."""
+        self._forget = forget
+        self.spawn(self._read())
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a part of the session; when none is left, the session has ended."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended_part)
+
+    def leave(self, status: Status) -> None:
+        """Give up everything that is open, and end with `status`."""
+        if self._left is None:
+            self._left = status
+        if not self.ended.done():
+            self.ended.set_result(status)
+        for exchange in self._exchanges:
+            if exchange.call is not None:
+                exchange.call.close()
+        for shared in self._shared.values():
+            shared.cancel()
+
+    def abort(self) -> None:
+        self.leave(_NOT_READING)
+
+    def placed(self) -> Any:
+        """What is said about where the stream's first request went."""
+        return self.metadata.answer(self._route, self._endpoint)
+
+    async def write(self, message: bytes) -> None:
+        """Send a message. Raises ClientGoneError."""
+        async with self._writing:
+            if self._left is not None:
+                raise ClientGoneError
+            self.paused_since = self.requests.live.now()
+            try:
+                if not self._headed:
+                    self._headed = True
+                    await self._context.send_initial_metadata(self.placed())
+                await self._context.write(message)
+            except (Exception, asyncio.CancelledError) as error:  # whatever it is, the stream cannot be written to
+                raise ClientGoneError from error
+            finally:
+                self.paused_since = 0.0
+                self.resumed_at = self.requests.live.now()
+
+    def place(self, route: str, attempt: Attempt) -> None:
+        """Remember where the first request went."""
+        if self._endpoint is NOBODY:
+            self._route, self._endpoint = route, attempt.endpoint.id
+
+    def _ended_part(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a stream failed", exc_info=task.exception())
+        if self._tasks:
+            return
+        if not self.ended.done():
+            self.ended.set_result(OK)
+        for shared in self._shared.values():
+            shared.finish()
+        self._forget(self)
+
+    async def _read(self) -> None:
+        while self._left is None:
+            await self._slots.acquire()
+            try:
+                message = await self._context.read()
+            except (Exception, asyncio.CancelledError):  # the call has ended, which its handler learns otherwise
+                return
+            if message is grpc.aio.EOF:
+                return
+            self.spawn(self._serve(message))
+
+    async def _serve(self, message: bytes) -> None:
+        """Answer one request."""
+        requests = self.requests
+        status, found, first_write = INTERNAL, None, 0.0
+        with Exchange(requests.live, self) as exchange:
+            self._exchanges.add(exchange)
+            try:
+                async with self._in_order:  # in which requests go out
+                    found = read_infer(message, stream=True, otherwise=requests.turn())
+                    ask = await self._way(exchange, found)
+                first_write = await ask(exchange, message, found)
+                status = OK
+            except ClientGoneError:
+                status = self._left or GONE
+            except (ApiError, UpstreamError, MalformedError) as error:
+                status = self._left or status_of(error)
+                await self._report(error, status, found)
+            except Exception:
+                logger.exception("request %s failed", self.metadata.request_id)
+                await self._report(None, status, found)
+            finally:
+                self._exchanges.discard(exchange)
+                self._slots.release()
+                requests.observe(exchange, status, first_write)
+
+    async def _way(self, exchange: Exchange, found: Inference) -> Ask:
+        """How a request is to be answered. Raises ApiError, UpstreamError."""
+        model = found.prompt.model
+        shared = self._shared.get(model)
+        if shared is not None and not shared.broken:
+            exchange.route = shared.route
+            return shared.ask
+        decided = self.requests.plan(found.prompt)
+        exchange.route = decided.route.name
+        if await self._decoupled(decided):
+            return partial(self._alone, decided)
+        if self.metadata.wants_status:
+            return partial(self._once, decided)
+        self._shared[model] = shared = SharedStream(self, decided)
+        return shared.ask
+
+    async def _report(self, error: Exception | None, status: Status, found: Inference | None) -> None:
+        """Tell the client that a request failed."""
+        if self._left is not None:
+            return
+        if self.metadata.wants_status and not isinstance(error, ReportedError | ApiError | MalformedError):
+            self.leave(status)
+            return
+        if isinstance(error, ReportedError):
+            message = wire.renamed(error.reported, wire.stream_name(found.prompt.model if found is not None else ""))
+        else:
+            message = wire.stream_error(status.details, found.id if found is not None else "")
+        try:
+            await self.write(message)
+        except ClientGoneError:
+            return
+
+    async def _decoupled(self, decided: Plan) -> bool:
+        """Whether the model may answer with many messages, as the first endpoint says that answers. Raises
+        UpstreamError if none does."""
+        failure: UpstreamError | None = None
+        for attempt in decided.attempts:
+            try:
+                return await self.requests.raw(attempt).decoupled(attempt.pool.spec.model)
+            except UpstreamError as error:
+                self.requests.fleet.failed(attempt.endpoint, error)
+                failure = error
+        assert failure is not None
+        raise failure
+
+    async def _alone(self, decided: Plan, exchange: Exchange, message: bytes, found: Inference) -> float:
+        """Answer a request to a decoupled model. Returns the loop time of the first message."""
+        requests = self.requests
+
+        async def send(attempt: Attempt, raw: RawTriton) -> tuple[Attempt, RawTriton, StreamCall, bytes | None]:
+            renamed = message + wire.name_field(attempt.pool.spec.model)
+            call = StreamCall(raw, raw.infer_alone(renamed, self.metadata.passed_stream), versioned=found.versioned)
+            self.begin_call(exchange, call)
+            first = await call.read()
+            if first is not None and not wire.is_answer(first):
+                raise_if_retryable(raw, first)
+            return attempt, raw, call, first
+
+        attempt, raw, call, answer = await requests.first_willing(exchange, decided, self.metadata.request_id, send)
+        self.place(exchange.route, attempt)
+        named = wire.stream_name(found.prompt.model)
+        first_write = 0.0
+        try:
+            while answer is not None:
+                if not wire.is_answer(answer):
+                    requests.fleet.failed(attempt.endpoint, raw.judged_text(wire.error_text(answer), received=True))
+                await self.write(wire.renamed(answer, named))
+                first_write = first_write or requests.live.now()
+                answer = await call.read()
+        except UpstreamError as error:
+            requests.fleet.failed(attempt.endpoint, error)
+            raise
+        return first_write
+
+    async def _once(self, decided: Plan, exchange: Exchange, message: bytes, found: Inference) -> float:
+        """Answer a request to a model that answers once, by a unary call. Returns the loop time of the answer."""
+
+        async def send(attempt: Attempt, raw: RawTriton) -> bytes:
+            renamed = message + wire.name_field(attempt.pool.spec.model)
+            rpc = raw.unary("ModelInfer", renamed, self.metadata.passed)
+            call = UnaryCall(raw, rpc, versioned=found.versioned)
+            self.begin_call(exchange, call)
+            self.place(exchange.route, attempt)
+            return await call.response()
+
+        async with self._one_by_one:
+            answer = await self.requests.first_willing(exchange, decided, self.metadata.request_id, send)
+            await self.write(wire.only_answer(answer, found.prompt.model))
+        return self.requests.live.now()
+
+    def begin_call(self, exchange: Exchange, call: StreamCall | UnaryCall) -> None:
+        """Put a call on its exchange; raises ClientGoneError if it comes too late."""
+        exchange.call = call
+        if self._left is not None:
+            raise ClientGoneError
