@@ -48,7 +48,7 @@ def statistics_named(response: bytes, name: str) -> bytes:
 
 
 def renamed(message: bytes, named: bytes) -> bytes:
-    """A `ModelStreamInferResponse` with `stream_name`'s bytes, unless there is no name in it to be changed: an error from
+    """A `ModelStreamInferResponse` with `stream_name`'s bytes, unless it holds no name to be changed: an error from
     before the model has none."""
     if is_answer(message):
         return message + named
