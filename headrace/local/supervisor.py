@@ -26,6 +26,8 @@ from headrace.local.tether import tethered
 
 START_DEADLINE_S: Final = 60.0
 PROBE_EVERY_S: Final = 0.05
+LAST_WORDS_S: Final = 3.0
+"""How long a part that was told to end twice may still take."""
 KILL_DEADLINE_S: Final = 5.0
 LOG_TAIL_LINES: Final = 15
 
@@ -195,12 +197,14 @@ class Supervisor:
 
     async def _end(self, name: str) -> None:
         process = self._processes[name]
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._parts[name].stop_s):
-                    await process.wait()
+        # Told a second time, a gateway ends the streams it still has with an error event instead of cutting them.
+        for patience in (self._parts[name].stop_s, LAST_WORDS_S):
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(patience):
+                        await process.wait()
         _kill_group(process.pid)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_DEADLINE_S):
