@@ -87,10 +87,12 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     kwargs: Mapping[str, Any] | None = None,
+    keep_bos: bool = False,
 ) -> str:
     """The prompt for `messages`, whose `content` is plain text.
 
-    `kwargs` (OpenAI clients' `chat_template_kwargs`) become variables of the template. Raises a 400 ApiError if the
+    `kwargs` (OpenAI clients' `chat_template_kwargs`) become variables of the template. With `keep_bos` nothing is taken
+    off the text, because no engine tokenises it. Raises a 400 ApiError if the
     template refuses the messages or fails on them, ValueError if it does not compile.
     """
     reserved = _RESERVED.intersection(kwargs or ())
@@ -121,4 +123,4 @@ def render_chat(
             code="chat_template_error",
         ) from None
     text = "".join(pieces)
-    return text.removeprefix(spec.bos) if spec.engine_adds_bos and spec.bos else text
+    return text.removeprefix(spec.bos) if spec.engine_adds_bos and spec.bos and not keep_bos else text

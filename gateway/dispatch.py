@@ -108,6 +108,7 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
                 headers=request.headers,
                 endpoint=attempt.endpoint,
                 pool=attempt.pool,
+                retention=plan.route.retention,
             )
         )
         exchange.call = call

@@ -5,6 +5,8 @@ all three before it gives up, so that one start shows everything there is to men
 
 Templates are put into the fleet as text: a document published in Redis must mean the same on a gateway that does not
 have the file. They are compiled once here, so that a mistake in one shows now and not with the first chat request.
+Tokenizers are megabytes, so those stay files, under an absolute path that every gateway must have; they are loaded here
+once for the same reason.
 """
 
 import contextlib
@@ -19,6 +21,7 @@ import msgspec
 from msgspec import structs
 
 from gateway.chat_template import compile_template
+from gateway.upstream.triton.tokens import TokenizerError, load_tokenizer
 from headrace.settings import ADDRESSES, Settings, read_settings
 from router.spec.fleet import FleetSpec, PoolSpec
 from router.spec.strict import Problem, Reading, read_fleet
@@ -130,7 +133,17 @@ def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, l
                 compile_template(template.text)
             except ValueError as error:
                 problems.append(reading.problem_at(where, str(error)))
-        pools[name] = structs.replace(pool, chat_template=template)
+        tokenizer = pool.tokenizer
+        if tokenizer is not None:
+            # Its path is what is published, so it must mean the same wherever a gateway was started.
+            path = str((folder / tokenizer.file).absolute())
+            tokenizer = structs.replace(tokenizer, file=path)
+            try:
+                load_tokenizer(path)
+            except TokenizerError as error:
+                at = ("pools", name, "tokenizer", "file")
+                problems.append(reading.problem_at(at, f"tokenizer {path} {error}"))
+        pools[name] = structs.replace(pool, chat_template=template, tokenizer=tokenizer)
     return structs.replace(reading.fleet, pools=pools), problems
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 from router.errors import ApiError
 from router.merge import MergedFleet
 from router.spec.documents import EndpointFields
-from router.spec.fleet import PoolSpec, TimeoutSpec
+from router.spec.fleet import PoolSpec, RetentionSpec, TimeoutSpec
 from router.spec.references import address_fault
 from router.spec.units import seconds
 
@@ -91,6 +91,7 @@ class Route:
     name: str
     pools: tuple[tuple[Pool, float], ...]
     fallback: tuple[Pool, ...]
+    retention: RetentionSpec | None = None
 
     @property
     def all_pools(self) -> tuple[Pool, ...]:
@@ -146,7 +147,7 @@ def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
         known = tuple((pools[pool], weight) for pool, weight in split if pool in pools)
         fallback = tuple(pools[pool] for pool in spec.fallback if pool in pools)
         if known or fallback:
-            routes[name] = Route(name, known, fallback)
+            routes[name] = Route(name, known, fallback, spec.retention)
     endpoints = {endpoint.id: endpoint for members in by_pool.values() for endpoint in members}
     return FleetView(pools, routes, endpoints, tuple(problems))
 

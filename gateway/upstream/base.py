@@ -18,6 +18,7 @@ import msgspec
 
 from router.fleet import Endpoint, Pool
 from router.prompt import Api, Fields
+from router.spec.fleet import RetentionSpec
 
 
 class Failure(Enum):
@@ -84,6 +85,8 @@ class EngineRequest:
     """Headers to send along: request id, trace context."""
     endpoint: Endpoint
     pool: Pool
+    retention: RetentionSpec | None = None
+    """The route's hints on the KV cache."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -31,6 +31,7 @@ ADDRESS_OF: dict[Protocol, Literal["http", "grpc"]] = {"openai": "http", "triton
 """The address an endpoint of a protocol cannot do without."""
 
 PositiveInt = Annotated[int, Meta(ge=1)]
+KvPriority = Annotated[int, Meta(ge=0, le=100)]
 
 
 class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,6 +75,16 @@ class ChatTemplateSpec(Spec, frozen=True, kw_only=True):
     """The engine's tokenizer adds `bos` itself (the default of TensorRT-LLM's): a leading one is taken off the text."""
 
 
+class TokenizerSpec(Spec, frozen=True, kw_only=True):
+    """The model's tokenizer, for engines that take token ids (TensorRT-LLM's raw `tensorrt_llm` model)."""
+
+    file: Annotated[str, Meta(min_length=1)]
+    """Path of a `tokenizer.json`, relative to the fleet file. Every gateway reads its own copy at the same path."""
+    eos: str = ""
+    """The token that ends an answer; without it the chat template's `eos`, else the first of its `stop` strings that is
+    one token."""
+
+
 class PriceSpec(Spec, frozen=True, kw_only=True):
     """What a pool costs: by the GPU-hour, or by the million tokens."""
 
@@ -112,6 +123,7 @@ class PoolSpec(Spec, frozen=True, kw_only=True):
     """The model's name at the engine."""
     endpoints: list[EndpointSpec] = field(default_factory=list)
     chat_template: ChatTemplateSpec | None = None
+    tokenizer: TokenizerSpec | None = None
     price: PriceSpec | None = None
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     probe: ProbeSpec = field(default_factory=ProbeSpec)
@@ -126,12 +138,24 @@ class WeightedPool(Spec, frozen=True, kw_only=True):
     weight: Annotated[float, Meta(gt=0)] = 1.0
 
 
+class RetentionSpec(Spec, frozen=True, kw_only=True):
+    """How long a route's KV cache is worth keeping, for engines that take such hints (TensorRT-LLM's raw contract)."""
+
+    prompt: KvPriority | None = None
+    """Priority of the prompt's blocks: the higher, the later they are evicted. TensorRT-LLM's own is 35."""
+    decode: KvPriority | None = None
+    """Priority of the blocks of the answer."""
+    duration: Duration | None = None
+    """After this time the priorities are forgotten; without it, never."""
+
+
 class RouteSpec(Spec, frozen=True, kw_only=True):
     """A public model name. Exactly one of `pool` and `pools`; `fallback` is tried in order when they cannot serve."""
 
     pool: Name | None = None
     pools: list[WeightedPool] = field(default_factory=list)
     fallback: list[Name] = field(default_factory=list)
+    retention: RetentionSpec | None = None
 
 
 class RedisSpec(Spec, frozen=True, kw_only=True):

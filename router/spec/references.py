@@ -125,6 +125,9 @@ def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:
         yield from _chat_template((*path, "chat_template"), pool.chat_template, pool.protocol)
     elif pool.protocol == "triton":
         yield Finding(path, "no `chat_template`: chat requests are refused, only prompts are served", warning=True)
+    if pool.tokenizer is not None and pool.protocol == "openai":
+        message = "has no effect: engines of protocol openai tokenise themselves"
+        yield Finding((*path, "tokenizer"), message, warning=True)
     price = pool.price
     if price is not None and price.usd_per_gpu_hour is not None:
         for name in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
@@ -184,6 +187,9 @@ def route_findings(path: Path, route: RouteSpec, pools: Collection[str]) -> Iter
         yield Finding(path, "needs `pool`, or `pools` for a weighted split")
     elif both:
         yield Finding(path, "has both `pool` and `pools`; keep one")
+    hints = route.retention
+    if hints is not None and hints.prompt is None and hints.decode is None:
+        yield Finding((*path, "retention"), "needs `prompt` or `decode`, priorities from 0 to 100")
     named: list[tuple[Path, str]] = [((*path, "pool"), route.pool)] if route.pool is not None else []
     named += [((*path, "pools", index, "pool"), part.pool) for index, part in enumerate(route.pools)]
     named += [((*path, "fallback", index), name) for index, name in enumerate(route.fallback)]

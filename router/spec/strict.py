@@ -310,6 +310,8 @@ def _range_fault(number: float, type_: inspect.IntType | inspect.FloatType) -> s
         return f"must be at least {type_.ge}"
     if type_.gt is not None and number <= type_.gt:
         return f"must be greater than {type_.gt}"
+    if type_.le is not None and number > type_.le:
+        return f"must be at most {type_.le}"
     return None
 
 

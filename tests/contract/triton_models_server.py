@@ -37,7 +37,8 @@ class TritonModels:
             (repository / model / "1").mkdir(parents=True)
             shutil.copyfile(MODELS / model / "config.pbtxt", repository / model / "config.pbtxt")
             own = MODELS / model / "model.py"
-            code = own if own.exists() else MODELS / "scripted.py"
+            shared = MODELS / ("tokens.py" if model.startswith("raw") else "scripted.py")
+            code = own if own.exists() else shared
             shutil.copyfile(code, repository / model / "1" / "model.py")
         self._command = (
             *triton_command(wheels, repository, self._ports, run.shared_memory_prefix("models")),
@@ -96,9 +97,16 @@ class TritonModels:
 
     async def cancelled(self, model: str) -> int:
         """Cancellations that `model` has counted."""
+        return await self._counted("cancelled", model)
+
+    async def stopped(self, model: str) -> int:
+        """Running requests that `model` was told to stop by their id."""
+        return await self._counted("stopped", model)
+
+    async def _counted(self, what: str, model: str) -> int:
         async with aiohttp.ClientSession() as session, session.get(self.metrics) as response:
             page = await response.text()
-        found = re.search(rf'^scripted_cancelled_total\{{model="{model}"\}} (\S+)', page, re.MULTILINE)
+        found = re.search(rf'^scripted_{what}_total\{{model="{model}"\}} (\S+)', page, re.MULTILINE)
         return int(float(found[1])) if found else 0
 
     async def _ready(self) -> bool:

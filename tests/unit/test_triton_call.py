@@ -20,6 +20,7 @@ from gateway.upstream.triton.call import TritonCall
 from gateway.upstream.triton.cancels import GAP_S, Canceller
 from gateway.upstream.triton.contract import Contract, Tensor
 from gateway.upstream.triton.failures import from_message, from_status
+from gateway.upstream.triton.vitals import Vitals
 from router.fleet import Endpoint, EndpointState, Pool, Timeouts
 from router.spec.documents import EndpointFields
 from router.spec.fleet import PoolSpec
@@ -81,7 +82,8 @@ def made(rpc: FakeRpc, *, stream: bool = True, **body: Any) -> TritonCall:
         assert dict(metadata) == {"traceparent": "00-1", "triton_grpc_error": "true"}
         return rpc
 
-    return TritonCall(request, CONTRACT, "r.1", send, Canceller(), lambda error, dead: None)
+    vitals = Vitals("e", asyncio.get_running_loop().time)
+    return TritonCall(request, CONTRACT, "r.1", send, Canceller(), vitals, lambda error, dead: None)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -11,6 +11,7 @@ from gateway.upstream.triton.parameters import Parameters
 from gateway.upstream.triton.tensors import build_request, unpack_bytes, unpack_integer
 
 ENSEMBLE = {"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL", "seed": "UINT64", "temperature": "FP32"}
+RAW = {"input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32"}
 LLMAPI = {"text_input": "BYTES", "sampling_param_max_tokens": "INT32", "streaming": "BOOL"}
 
 
@@ -57,7 +58,8 @@ def test_the_llm_api_model_is_recognised_by_its_inputs() -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs", "required", "found"),
     [
-        ({"input_ids": "INT32", "max_tokens": "INT32"}, ["output_ids"], (), "token ids"),
+        ({"input_ids": "INT32", "max_tokens": "INT32"}, ["output_ids"], (), "takes input_ids, max_tokens"),
+        (RAW, ["output_ids"], (), "no output sequence_length; it returns output_ids"),
         ({"INPUT0": "FP32"}, ["OUTPUT0"], (), "takes INPUT0"),
         ({}, [], (), "takes nothing"),
         (ENSEMBLE, ["answer"], (), "no output text_output; it returns answer"),
@@ -75,7 +77,7 @@ def test_any_other_model_is_refused_with_what_was_found(
 def test_a_request_holds_declared_inputs_only_in_their_declared_types() -> None:
     inputs = {"text_input": "BYTES", "max_tokens": "INT64", "seed": "UINT64", "stop_words": "BYTES", "top_p": "FP16"}
     contract = model(inputs, max_batch_size=1)
-    sampling = {"seed": -1, "top_p": 0.5, "temperature": 0.7, "top_k": 3}
+    sampling: dict[str, float | int | str] = {"seed": -1, "top_p": 0.5, "temperature": 0.7, "top_k": 3}
     request = build_request(
         contract, "hé", Parameters(5, ("a", "bc"), sampling), request_id="id", stream=True, usage=True
     )

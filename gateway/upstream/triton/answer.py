@@ -6,27 +6,35 @@ but tokens need not meet the characters of a stop string, and then it would go o
 stop string `STOP_GRACE` more messages with text are let pass (the last ones carry the usage), and then `overrun`
 turns true.
 
-Finish reason: the LLM-API model says it. An ensemble does not; there it is `length` if as many tokens came as were
-allowed, else `stop`. An ensemble that does not count its tokens sends at least one with each message of text, which is
-a lower bound and exact for a stream.
+Finish reason: the LLM-API model says it. The others do not; there it is `stop` if an end token was seen, `length` if as
+many tokens came as were allowed, else `stop`. An ensemble that does not count its tokens sends at least one with each
+message of text, which is a lower bound and exact for a stream.
 
 Cached tokens: the engine counts whole KV blocks that it reused, the last of which may reach past the prompt; hence the
-minimum with the prompt's length. Without the size of a block they are unknown, and left out.
+minimum with the prompt's length. Without the size of a block they are unknown, and left out. Draft tokens, of an engine
+that speculates, are told as OpenAI tells predictions: accepted and rejected.
 """
 
 import codecs
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.upstream.triton.contract import (
+    ACCEPTED_TOKENS,
     COMPLETION_TOKENS,
+    DRAFT_TOKENS,
     FINISH_REASON,
+    LOG_PROBS,
     PROMPT_TOKENS,
     REUSED_BLOCKS,
     TEXT,
+    TOKEN_COUNT,
+    TOKENS,
     Contract,
 )
-from gateway.upstream.triton.tensors import unpack_bytes, unpack_integer
+from gateway.upstream.triton.detokenizer import Detokenizer, TokenLogprob
+from gateway.upstream.triton.tensors import unpack_bytes, unpack_integer, unpack_row
 from gateway.upstream.triton.text import CumulativeText, StopTrimmer
 
 STOP_GRACE = 4
@@ -38,35 +46,48 @@ class EarlyEndError(Exception):
 
 @dataclass(slots=True, frozen=True)
 class Usage:
-    """Token counts of one answer."""
+    """Token counts of one answer. What the engine does not tell is None."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int | None
+    cached_tokens: int | None = None
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
+    """Of the draft tokens, those that became part of the answer."""
+
+
+_COUNTS = frozenset((PROMPT_TOKENS, REUSED_BLOCKS, DRAFT_TOKENS, ACCEPTED_TOKENS))
 
 
 class Answer:
-    """What has been received of one answer."""
+    """What has been received of one answer. `tokens` makes text of token ids, for a contract that sends those."""
 
     __slots__ = (
-        "_after_stop", "_completion_tokens", "_cumulative", "_decoder", "_finish_reason", "_kv_block_tokens",
-        "_max_tokens", "_messages", "_prompt_tokens", "_reused_blocks", "_roles", "_trimmer",
+        "_after_stop", "_completion_tokens", "_counts", "_cumulative", "_decoder", "_emitted", "_finish_reason",
+        "_kv_block_tokens", "_max_tokens", "_messages", "_roles", "_tokens", "_trimmer",
     )  # fmt: skip
 
     def __init__(
-        self, contract: Contract, *, max_tokens: int, stop: tuple[str, ...], kv_block_tokens: int | None
+        self,
+        contract: Contract,
+        *,
+        max_tokens: int,
+        stop: tuple[str, ...],
+        kv_block_tokens: int | None,
+        tokens: Detokenizer | None = None,
     ) -> None:
         self._roles = {name: field for field, name in contract.outputs.items()}
         self._cumulative = CumulativeText() if contract.cumulative else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._trimmer = StopTrimmer(stop)
+        self._tokens = tokens
         self._max_tokens = max_tokens
         self._kv_block_tokens = kv_block_tokens
         self._messages = 0
         self._after_stop = 0
-        self._prompt_tokens: int | None = None
+        self._emitted = 0
+        self._counts: dict[str, int] = {} if tokens is None else {PROMPT_TOKENS: tokens.prompt_tokens}
         self._completion_tokens: int | None = None
-        self._reused_blocks: int | None = None
         self._finish_reason: str | None = None
 
     @property
@@ -82,54 +103,84 @@ class Answer:
     def feed(self, response: Any) -> str:
         """The text that is certain after this message. Raises TextChangedError, or ValueError for malformed tensors."""
         text = b""
+        ids: Sequence[int] = ()
+        length: int | None = None
+        logprobs: Sequence[float] = ()
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
             role = self._roles.get(output.name)
             if role == TEXT:
                 text = unpack_bytes(raw)
+            elif role == TOKENS:
+                ids = unpack_row(output.datatype, raw)
+            elif role == TOKEN_COUNT:
+                length = unpack_integer(output.datatype, raw)
+            elif role == LOG_PROBS:
+                logprobs = unpack_row(output.datatype, raw)
             elif role == COMPLETION_TOKENS:
                 if count := unpack_integer(output.datatype, raw):
                     self._completion_tokens = (self._completion_tokens or 0) + count
-            elif role == PROMPT_TOKENS:
-                if count := unpack_integer(output.datatype, raw):
-                    self._prompt_tokens = count
-            elif role == REUSED_BLOCKS:
-                if (count := unpack_integer(output.datatype, raw)) is not None:
-                    self._reused_blocks = count
+            elif role in _COUNTS:
+                if (count := unpack_integer(output.datatype, raw)) is not None and (count or role != PROMPT_TOKENS):
+                    self._counts[role] = count
             elif role == FINISH_REASON and (reason := unpack_bytes(raw)) not in (b"", b"None"):
                 self._finish_reason = reason.decode("utf-8", "replace")
+        if self._tokens is not None:
+            return self._feed_tokens(self._tokens, ids if length is None else ids[: max(length, 0)], logprobs)
         if not text:
             return ""
-        self._messages += 1
-        if self._trimmer.stopped:
-            self._after_stop += 1
+        if self._ended():
             return ""
         if self._cumulative is not None:
             text = self._cumulative.feed(text)
-        return self._trimmer.feed(self._decoder.decode(text))
+        return self._emit(self._trimmer.feed(self._decoder.decode(text)))
 
     def end(self) -> str:
         """The text held back, when the answer is complete."""
         rest = self._cumulative.end() if self._cumulative is not None else b""
-        return self._trimmer.feed(self._decoder.decode(rest, final=True)) + self._trimmer.end()
+        return self._emit(self._trimmer.feed(self._decoder.decode(rest, final=True)) + self._trimmer.end())
+
+    def due_logprobs(self) -> list[TokenLogprob] | None:
+        """Of the tokens whose text has been returned since the last time; None if they were not asked for."""
+        return self._tokens.due(self._emitted) if self._tokens is not None else None
 
     @property
     def finish_reason(self) -> str:
         """`stop` or `length`, of a complete answer. Raises EarlyEndError if the engine names any other reason."""
-        if self._trimmer.stopped:
+        if self._trimmer.stopped or (self._tokens is not None and self._tokens.ended):
             return "stop"
         if self._finish_reason is not None:
             if self._finish_reason not in ("stop", "length"):
                 raise EarlyEndError(self._finish_reason)
             return self._finish_reason
-        tokens = self._messages if self._completion_tokens is None else self._completion_tokens
-        return "length" if tokens >= self._max_tokens else "stop"
+        counted = self._tokens.count if self._tokens is not None else self._completion_tokens
+        return "length" if (self._messages if counted is None else counted) >= self._max_tokens else "stop"
 
     @property
     def usage(self) -> Usage | None:
         """Token counts; None where the engine does not tell them."""
-        if self._prompt_tokens is None or self._completion_tokens is None:
+        prompt_tokens = self._counts.get(PROMPT_TOKENS)
+        completion_tokens = self._tokens.count if self._tokens is not None else self._completion_tokens
+        if prompt_tokens is None or completion_tokens is None:
             return None
+        blocks = self._counts.get(REUSED_BLOCKS)
         cached = None
-        if self._reused_blocks is not None and self._kv_block_tokens is not None:
-            cached = min(self._prompt_tokens, self._reused_blocks * self._kv_block_tokens)
-        return Usage(self._prompt_tokens, self._completion_tokens, cached)
+        if blocks is not None and self._kv_block_tokens is not None:
+            cached = min(prompt_tokens, blocks * self._kv_block_tokens)
+        drafts, accepted = self._counts.get(DRAFT_TOKENS), self._counts.get(ACCEPTED_TOKENS)
+        return Usage(prompt_tokens, completion_tokens, cached, drafts, accepted)
+
+    def _feed_tokens(self, tokens: Detokenizer, ids: Sequence[int], logprobs: Sequence[float]) -> str:
+        if not ids or self._ended():
+            return ""
+        return self._emit(self._trimmer.feed(tokens.feed(ids, logprobs, self._decoder)))
+
+    def _ended(self) -> bool:
+        """Count a message that has content; whether it comes after the end of the text."""
+        self._messages += 1
+        after = self._trimmer.stopped or (self._tokens is not None and self._tokens.ended)
+        self._after_stop += after
+        return after
+
+    def _emit(self, text: str) -> str:
+        self._emitted += len(text)
+        return text

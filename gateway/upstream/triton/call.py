@@ -27,6 +27,7 @@ from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.failures import from_message, from_status, is_stub_death
 from gateway.upstream.triton.prepare import Prepared, prepare
 from gateway.upstream.triton.text import TextChangedError
+from gateway.upstream.triton.tokens import TokenCodec
 from gateway.upstream.triton.vitals import Vitals
 
 ANSWER_LIMIT = 32 * 1024 * 1024
@@ -39,7 +40,8 @@ _TRAILING_MESSAGES = 2
 class TritonCall:
     """One request on its way; see `gateway.upstream.base.EngineCall`.
 
-    `send` starts the RPC for a ModelInferRequest with metadata. `contract` is None while the model is unknown.
+    `send` starts the RPC for a ModelInferRequest with metadata. `contract` is None while the model is unknown, `codec`
+    where the pool has no tokenizer.
     `on_failure` is told every error of the engine's, and whether it says that the model's process is dead.
     """
 
@@ -52,6 +54,7 @@ class TritonCall:
         canceller: Canceller,
         vitals: Vitals,
         on_failure: Callable[[UpstreamError, bool], None],
+        codec: TokenCodec | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.last_read = self._loop.time()
@@ -59,6 +62,7 @@ class TritonCall:
         self._request: EngineRequest | None = request
         self._endpoint = request.endpoint.id
         self._contract = contract
+        self._codec = codec
         self._attempt_id = attempt_id
         self._send = send
         self._canceller = canceller
@@ -80,7 +84,7 @@ class TritonCall:
         assert request is not None
         if self._contract is None:
             raise self._failure(Failure.BUSY, "has not been probed yet", "upstream_unreachable", 503)
-        message, self._prepared = prepare(request, self._contract, self._attempt_id)
+        message, self._prepared = await prepare(request, self._contract, self._attempt_id, self._codec)
         self._dispatch(message, request.headers)
         stream = request.stream
         del message, request
@@ -145,13 +149,15 @@ class TritonCall:
             if length > ANSWER_LIMIT:
                 raise self._failure(Failure.PROTOCOL, "sent an answer that is too long", "answer_too_long")
         answer = self._prepared.answer
-        self._opening = self._prepared.wire.whole("".join(pieces), answer.finish_reason, answer.usage)
+        self._opening = self._prepared.wire.whole(
+            "".join(pieces), answer.finish_reason, answer.usage, answer.due_logprobs()
+        )
         return AnswerHead(200, "application/json", content_length=len(self._opening))
 
     def _events(self, text: str) -> bytes:
         """The events for new text and, if it was the last, for the end."""
         prepared = self._prepared
-        events = prepared.wire.text(text) if text else b""
+        events = prepared.wire.text(text, prepared.answer.due_logprobs()) if text else b""
         if self._complete:
             events += prepared.wire.closing(prepared.answer.finish_reason, prepared.answer.usage)
         return events

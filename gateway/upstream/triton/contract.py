@@ -5,25 +5,49 @@ tensor names change between releases, so the only arbiter is ModelMetadata and M
 one telling input; then every value that headrace can send or read, its **field**, is bound to the tensor the model
 declares for it, the newest name first. What is not bound is not sent, and what cannot be sent is not a capability.
 
-Two signatures are served:
+Three signatures are served:
 
 - `ensemble`: TensorRT-LLM's `ensemble` and `tensorrt_llm_bls` (inputs `text_input` and `max_tokens`). A streamed
   message holds the new text only, unless the model's parameter `accumulate_tokens` says that it holds all text so far.
 - `llmapi`: the Python model over TensorRT-LLM's LLM API (input `sampling_param_max_tokens`). A message holds all text
   so far. It counts no tokens, so there is no usage.
+- `raw`: TensorRT-LLM's engine itself, `tensorrt_llm` (inputs `input_ids`, `input_lengths`, `request_output_len`). Token
+  ids go in and come out, the new ones in each message, so the gateway needs the model's tokenizer (`tokens`).
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["ensemble", "llmapi"]
+Kind = Literal["ensemble", "llmapi", "raw"]
 
-TEXT, PROMPT_TOKENS, COMPLETION_TOKENS, REUSED_BLOCKS, FINISH_REASON = (
-    "text", "prompt_tokens", "completion_tokens", "reused_blocks", "finish_reason",
+TEXT, TOKENS, TOKEN_COUNT, LOG_PROBS, FINISH_REASON = "text", "tokens", "token_count", "log_probs", "finish_reason"
+PROMPT_TOKENS, COMPLETION_TOKENS, REUSED_BLOCKS = "prompt_tokens", "completion_tokens", "reused_blocks"
+DRAFT_TOKENS, ACCEPTED_TOKENS = "draft_tokens", "accepted_tokens"
+"""Fields of an answer. `TOKEN_COUNT`: how many of a message's `TOKENS` are such, and not padding."""
+
+RETENTION = (
+    "token_range_starts", "token_range_ends", "token_range_priorities", "token_range_durations_ms",
+    "decode_priority", "decode_duration_ms",
 )  # fmt: skip
-"""Fields of an answer."""
-
+"""How long which part of the KV cache is to be kept: fields, and with `retention_` in front the tensors' names."""
+_COMMON = {
+    "temperature": ("temperature",),
+    "top_p": ("top_p", "runtime_top_p"),
+    "top_k": ("top_k", "runtime_top_k"),
+    "seed": ("seed", "random_seed"),
+    "min_tokens": ("min_tokens", "min_length"),
+    "presence_penalty": ("presence_penalty",),
+    "frequency_penalty": ("frequency_penalty",),
+    "repetition_penalty": ("repetition_penalty",),
+    "guide_type": ("guided_decoding_guide_type",),
+    "guide": ("guided_decoding_guide",),
+    f"return {PROMPT_TOKENS}": ("return_num_input_tokens",),
+    f"return {COMPLETION_TOKENS}": ("return_num_output_tokens",),
+    f"return {REUSED_BLOCKS}": ("return_perf_metrics", "return_kv_cache_reuse_stats"),
+    f"return {DRAFT_TOKENS}": ("return_perf_metrics",),
+}
+"""What ensemble and engine have in common."""
 # Input fields are named as the OpenAI parameters they carry where there is one, else for what they do.
 _INPUTS: dict[Kind, dict[str, tuple[str, ...]]] = {
     "ensemble": {
@@ -32,17 +56,20 @@ _INPUTS: dict[Kind, dict[str, tuple[str, ...]]] = {
         "stream": ("stream",),
         "exclude_prompt": ("exclude_input_in_output",),
         "stop": ("stop_words",),
-        "temperature": ("temperature",),
-        "top_p": ("top_p",),
-        "top_k": ("top_k",),
-        "seed": ("seed", "random_seed"),
-        "min_tokens": ("min_tokens", "min_length"),
-        "presence_penalty": ("presence_penalty",),
-        "frequency_penalty": ("frequency_penalty",),
-        "repetition_penalty": ("repetition_penalty",),
-        f"return {PROMPT_TOKENS}": ("return_num_input_tokens",),
-        f"return {COMPLETION_TOKENS}": ("return_num_output_tokens",),
-        f"return {REUSED_BLOCKS}": ("return_perf_metrics", "return_kv_cache_reuse_stats"),
+        **_COMMON,
+    },
+    "raw": {
+        "prompt": ("input_ids",),
+        "prompt_length": ("input_lengths",),
+        "max_tokens": ("request_output_len",),
+        "stream": ("streaming",),
+        "exclude_prompt": ("exclude_input_in_output",),
+        "stop": ("stop_words_list",),
+        "end": ("end_id",),
+        "pad": ("pad_id",),
+        f"return {LOG_PROBS}": ("return_log_probs",),
+        **{f"retention_{field}": (f"retention_{field}",) for field in RETENTION},
+        **_COMMON,
     },
     "llmapi": {
         "prompt": ("text_input",),
@@ -59,20 +86,32 @@ _INPUTS: dict[Kind, dict[str, tuple[str, ...]]] = {
         f"return {FINISH_REASON}": ("return_finish_reason", "sampling_param_return_finish_reason"),
     },
 }
-_OUTPUTS: dict[Kind, dict[str, str]] = {
+_FIGURES = {
+    REUSED_BLOCKS: ("kv_cache_reused_blocks", "kv_cache_reused_block"),
+    DRAFT_TOKENS: ("total_draft_tokens",),
+    ACCEPTED_TOKENS: ("total_accepted_draft_tokens",),
+}
+_OUTPUTS: dict[Kind, dict[str, tuple[str, ...]]] = {
     "ensemble": {
-        TEXT: "text_output",
-        PROMPT_TOKENS: "num_input_tokens",
-        COMPLETION_TOKENS: "num_output_tokens",
-        REUSED_BLOCKS: "kv_cache_reused_blocks",
+        TEXT: ("text_output",),
+        PROMPT_TOKENS: ("num_input_tokens",),
+        COMPLETION_TOKENS: ("num_output_tokens",),
+        **_FIGURES,
     },
-    "llmapi": {TEXT: "text_output", FINISH_REASON: "finish_reason"},
+    "llmapi": {TEXT: ("text_output",), FINISH_REASON: ("finish_reason",)},
+    "raw": {
+        TOKENS: ("output_ids",),
+        TOKEN_COUNT: ("sequence_length",),
+        LOG_PROBS: ("output_log_probs",),
+        **_FIGURES,
+    },
 }
 _OPTIONAL_PARAMETERS = frozenset(
     ("top_k", "seed", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty")
 )
 """Fields that are OpenAI-style parameters and that not every engine has."""
-_ALWAYS_SENT = frozenset(("prompt", "max_tokens", "stream", "exclude_prompt"))
+_ALWAYS_SENT = frozenset(("prompt", "prompt_length", "max_tokens", "stream", "exclude_prompt"))
+_INDISPENSABLE: dict[Kind, tuple[str, ...]] = {"ensemble": (TEXT,), "llmapi": (TEXT,), "raw": (TOKENS, TOKEN_COUNT)}
 
 
 class ContractError(Exception):
@@ -107,10 +146,16 @@ class Contract:
     @property
     def capabilities(self) -> frozenset[str]:
         """The request parameters this contract can honour beyond those every engine can."""
-        return frozenset(_OPTIONAL_PARAMETERS & self.inputs.keys())
+        found = set(_OPTIONAL_PARAMETERS & self.inputs.keys())
+        if {"guide_type", "guide"} <= self.inputs.keys():
+            found.add("response_format")
+        if f"return {LOG_PROBS}" in self.inputs and LOG_PROBS in self.outputs:
+            found.add("logprobs")
+        return frozenset(found)
 
     def __str__(self) -> str:
-        streaming = "one answer" if not self.decoupled else "cumulative text" if self.cumulative else "text deltas"
+        unit = "tokens" if self.kind == "raw" else "text deltas"
+        streaming = "one answer" if not self.decoupled else "cumulative text" if self.cumulative else unit
         return f"{self.model}: {self.kind} contract, {streaming}"
 
 
@@ -127,9 +172,15 @@ def detect(metadata: Any, config: Any) -> Contract:
         for field, names in _INPUTS[kind].items()
         if (name := next((name for name in names if name in declared), None)) is not None
     }
-    outputs = {field: name for field, name in _OUTPUTS[kind].items() if name in returned}
-    if TEXT not in outputs:
-        raise ContractError(f"Model {metadata.name!r} has no output text_output; it returns {_list(returned)}.")
+    outputs = {
+        field: name
+        for field, names in _OUTPUTS[kind].items()
+        if (name := next((name for name in names if name in returned), None)) is not None
+    }
+    for field in _INDISPENSABLE[kind]:
+        if field not in outputs:
+            name = _OUTPUTS[kind][field][0]
+            raise ContractError(f"Model {metadata.name!r} has no output {name}; it returns {_list(returned)}.")
     always = {inputs[field].name for field in _ALWAYS_SENT if field in inputs}
     required = {tensor.name for tensor in config.input if not tensor.optional}
     if required - always:
@@ -156,14 +207,12 @@ def _kind(model: str, declared: Mapping[str, str]) -> Kind:
         return "llmapi"
     if "text_input" in declared and "max_tokens" in declared:
         return "ensemble"
-    if "input_ids" in declared:
-        raise ContractError(
-            f"Model {model!r} takes token ids (input_ids), a contract that is not served;"
-            " name the ensemble or tensorrt_llm_bls model that goes with it."
-        )
+    if {"input_ids", "input_lengths", "request_output_len"} <= declared.keys():
+        return "raw"
     raise ContractError(
-        f"Model {model!r} takes {_list(declared)}: neither TensorRT-LLM's ensemble (text_input, max_tokens)"
-        " nor its LLM-API model (text_input, sampling_param_max_tokens), so it cannot be served."
+        f"Model {model!r} takes {_list(declared)}: neither TensorRT-LLM's ensemble (text_input, max_tokens),"
+        " nor its engine (input_ids, input_lengths, request_output_len), nor its LLM-API model (text_input,"
+        " sampling_param_max_tokens), so it cannot be served."
     )
 
 

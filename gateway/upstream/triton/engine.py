@@ -35,8 +35,10 @@ from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.contract import Contract, ContractError, detect
 from gateway.upstream.triton.failures import from_status, is_stub_death
 from gateway.upstream.triton.parameters import Parameters
+from gateway.upstream.triton.pool_tokenizer import PoolTokenizer
 from gateway.upstream.triton.raw import RawTriton
 from gateway.upstream.triton.tensors import build_request
+from gateway.upstream.triton.tokens import TokenizerError
 from gateway.upstream.triton.vitals import TOKEN_DEADLINE_S, Sign, Vitals
 from router.fleet import Endpoint, Pool
 from router.spec.units import seconds
@@ -87,15 +89,20 @@ class TritonEngine:
         self._contract: Contract | None = None
         self._contract_current = False
         self._kv_block_tokens: int | None = None
-        self._vitals = Vitals(endpoint.id, asyncio.get_running_loop().time)
+        self.vitals = Vitals(endpoint.id, asyncio.get_running_loop().time)
+        """Whether the model is alive; whoever sends it requests has them listened to."""
         self._canceller = Canceller()
+        self._tokenizer = PoolTokenizer()
         self.raw = RawTriton(endpoint.id, self._channel, self._canceller, self._on_failure)
         """The same server for requests that are Triton's own."""
 
     def call(self, request: EngineRequest) -> TritonCall:
         attempt_id = f"{request.request_id}.{self._instance}.{next(self._attempts)}"
         send = self._send(self._contract)
-        return TritonCall(request, self._contract, attempt_id, send, self._canceller, self._vitals, self._on_failure)
+        return TritonCall(
+            request, self._contract, attempt_id, send,
+            self._canceller, self.vitals, self._on_failure, self._tokenizer.codec,
+        )  # fmt: skip
 
     async def probe(self, pool: Pool) -> ProbeReport:
         model = pool.spec.model
@@ -108,7 +115,7 @@ class TritonEngine:
             if contract is None or not self._contract_current:
                 contract = await self._learn(model)
             deadline = min(TOKEN_DEADLINE_S, seconds(pool.spec.probe.timeout) * 0.75)
-            if not await self._vitals.alive(lambda: self._generate(contract, deadline)):
+            if not await self.vitals.alive(lambda: self._generate(contract, deadline)):
                 return self._not_ready(f"the process of model {model!r} has died: unload and load the model")
         except ContractError as error:
             # No OpenAI request can be put to such a model, but KServe's can: they say themselves what it takes.
@@ -123,6 +130,11 @@ class TritonEngine:
             if task is not None and task.cancelling():
                 raise
             raise UpstreamError(Failure.CONNECT, f"Engine {self._endpoint.id} has left the fleet.") from None
+        if contract.kind == "raw":
+            try:
+                await self._tokenizer.follow(pool)
+            except TokenizerError as error:
+                return ProbeReport(ready=True, detail=f"{contract}; no OpenAI API: {error}", capabilities=frozenset())
         return self._report(contract, pool)
 
     async def close(self) -> None:
@@ -138,7 +150,7 @@ class TritonEngine:
     def _on_failure(self, error: UpstreamError, process_dead: bool) -> None:
         if error.endpoint_fault:
             self._contract_current = False
-        self._vitals.failed(error, process_dead=process_dead)
+        self.vitals.failed(error, process_dead=process_dead)
 
     def _not_ready(self, detail: str) -> ProbeReport:
         self._contract_current = False
@@ -180,7 +192,7 @@ class TritonEngine:
         """Ask the model for one token, for `deadline` seconds."""
         message = build_request(
             contract,
-            "a",
+            (0,) if contract.kind == "raw" else "a",
             Parameters(max_tokens=1, stop=(), sampling={}),
             request_id=f"probe.{self._instance}.{next(self._attempts)}",
             stream=False,

@@ -50,6 +50,11 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "frequency_penalty": (_Penalty, "a number from -2 to 2"),
     "repetition_penalty": (Annotated[float, Meta(gt=0, le=100)], "a number above 0 and at most 100"),
     "min_tokens": (Annotated[int, Meta(ge=0, le=_INT32_MAX)], "a whole number of at least 0"),
+    "logprobs": (
+        bool | Annotated[int, Meta(ge=0, le=0)],
+        "true in a chat, 0 for a completion: this model tells the probability of the chosen tokens only",
+    ),
+    "response_format": (dict[str, msgspec.Raw], "an object"),
     "n": (Annotated[int, Meta(ge=1, le=1)], "1 for this model"),
     "prompt": (str | Annotated[list[str], Meta(min_length=1, max_length=1)], "a string"),
     "messages": (Annotated[list[dict[str, Any]], Meta(min_length=1)], "a list of at least one message object"),
@@ -57,6 +62,8 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "add_generation_prompt": (bool, "true or false"),
 }
 _DECODERS = {name: (msgspec.json.Decoder(type_ | None), what) for name, (type_, what) in _TYPES.items()}
+_STRING = msgspec.json.Decoder(str)
+_OBJECT = msgspec.json.Decoder(Fields)
 _SAMPLING = ("seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens")
 
 
@@ -73,7 +80,9 @@ class Parameters(Struct, frozen=True):
 
     max_tokens: int
     stop: tuple[str, ...]
-    sampling: dict[str, float | int]
+    sampling: dict[str, float | int | str]
+    logprobs: bool = False
+    """The answer is to tell the chosen tokens' log probabilities."""
 
 
 def read_parameters(body: Fields, *, chat: bool, seed: int, pool_stop: tuple[str, ...] = ()) -> Parameters:
@@ -91,7 +100,9 @@ def read_parameters(body: Fields, *, chat: bool, seed: int, pool_stop: tuple[str
     _value(body, "n")
     stop = _value(body, "stop") or ()
     stops = (stop,) if isinstance(stop, str) else stop
-    sampling = {name: value for name in _SAMPLING if (value := _value(body, name)) is not None}
+    sampling: dict[str, float | int | str] = {
+        name: value for name in _SAMPLING if (value := _value(body, name)) is not None
+    }
     temperature, top_p, top_k = (_value(body, name) for name in ("temperature", "top_p", "top_k"))
     if temperature is not None:
         sampling["temperature"] = temperature
@@ -104,7 +115,9 @@ def read_parameters(body: Fields, *, chat: bool, seed: int, pool_stop: tuple[str
         if top_k is not None and top_k > 0:
             sampling["top_k"] = top_k
     distinct = dict.fromkeys(text for text in (*stops, *pool_stop) if text)
-    return Parameters(max_tokens=limit, stop=tuple(distinct), sampling=sampling)
+    sampling |= _guide(body)
+    logprobs = _value(body, "logprobs")
+    return Parameters(limit, tuple(distinct), sampling, logprobs is not None and logprobs is not False)
 
 
 def read_prompt_text(body: Fields) -> str:
@@ -125,6 +138,30 @@ def read_chat(body: Fields) -> Chat:
         message["content"] = _plain_text(message.get("content"), f"messages[{index}].content")
     generate = _value(body, "add_generation_prompt")
     return Chat(messages, generate is not False, _value(body, "chat_template_kwargs") or {})
+
+
+def _guide(body: Fields) -> dict[str, str]:
+    """What holds the answer to a form, as TensorRT-LLM is told it; nothing for plain text."""
+    given = _value(body, "response_format")
+    if given is None:
+        return {}
+    kind = _part(given, "type", _STRING, "response_format.type", "text, json_object or json_schema")
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"guide_type": "json"}
+    if kind != "json_schema":
+        raise _malformed("response_format.type", "text, json_object or json_schema")
+    outer = _part(given, "json_schema", _OBJECT, "response_format.json_schema", "an object")
+    _part(outer, "schema", _OBJECT, "response_format.json_schema.schema", "a JSON schema object")
+    return {"guide_type": "json_schema", "guide": bytes(outer["schema"]).decode()}
+
+
+def _part(of: Fields, name: str, decoder: msgspec.json.Decoder[Any], where: str, what: str) -> Any:
+    try:
+        return decoder.decode(of[name])
+    except (KeyError, msgspec.DecodeError, RecursionError):
+        raise _malformed(where, what) from None
 
 
 def _plain_text(content: Any, where: str) -> str:

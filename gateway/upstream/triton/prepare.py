@@ -12,8 +12,11 @@ from gateway.chat_template import render_chat
 from gateway.upstream.base import EngineRequest, Failure, UpstreamError
 from gateway.upstream.triton.answer import Answer
 from gateway.upstream.triton.contract import Contract
+from gateway.upstream.triton.detokenizer import Detokenizer
 from gateway.upstream.triton.parameters import read_chat, read_parameters, read_prompt_text
 from gateway.upstream.triton.tensors import build_request
+from gateway.upstream.triton.token_form import ends_of, retention_fields
+from gateway.upstream.triton.tokens import TokenCodec, TokenizerError
 from gateway.upstream.triton.wire import Wire
 from router.errors import invalid
 
@@ -26,9 +29,12 @@ class Prepared:
     wire: Wire
 
 
-def prepare(request: EngineRequest, contract: Contract, attempt_id: str) -> tuple[Any, Prepared]:
-    """The ModelInferRequest to send, and what awaits its answer. Raises a 400 ApiError for a body that is malformed or
-    that the contract cannot express."""
+async def prepare(
+    request: EngineRequest, contract: Contract, attempt_id: str, codec: TokenCodec | None
+) -> tuple[Any, Prepared]:
+    """The ModelInferRequest to send, and what awaits its answer. `codec` is the pool's tokenizer, which a contract of
+    token ids cannot do without. Raises a 400 ApiError for a body that is malformed or that the contract cannot
+    express."""
     if request.api == "embeddings":
         raise invalid("This model makes no embeddings.", param="model", code="unsupported_api")
     chat = request.api == "chat.completions"
@@ -37,20 +43,39 @@ def prepare(request: EngineRequest, contract: Contract, attempt_id: str) -> tupl
     parameters = read_parameters(
         request.body, chat=chat, seed=random.getrandbits(63), pool_stop=tuple(template.stop) if template else ()
     )
-    prompt = _chat_prompt(request) if chat else read_prompt_text(request.body)
+    text = _chat_prompt(request, keep_bos=contract.kind == "raw") if chat else read_prompt_text(request.body)
+    stream = request.stream and contract.decoupled
+    prompt: str | list[int] = text
+    extra: dict[str, Any] = {}
+    tokens: Detokenizer | None = None
+    if contract.kind == "raw":
+        if codec is None:
+            raise UpstreamError(Failure.ENGINE, f"Pool {request.pool.name} has no tokenizer here.", 500, "tokenizer")
+        try:
+            ends = ends_of(codec, spec, parameters.stop)
+        except TokenizerError as error:
+            raise UpstreamError(Failure.ENGINE, f"Pool {request.pool.name}: {error}.", 500, "tokenizer") from None
+        prompt = await codec.encode_prompt(text, add_special=not chat)
+        if not prompt:
+            raise invalid("The prompt holds no token.", param="messages" if chat else "prompt", code="empty_prompt")
+        extra = ends.fields() | retention_fields(request.retention)
+        echoed = prompt if not stream and "exclude_prompt" not in contract.inputs else ()
+        tokens = Detokenizer(codec, ends.ids, prompt_tokens=len(prompt), logprobs=parameters.logprobs, prompt=echoed)
     message = build_request(
         contract,
         prompt,
         parameters,
         request_id=attempt_id,
-        stream=request.stream and contract.decoupled,
+        stream=stream,
         usage=request.include_usage or not request.stream,
+        extra=extra,
     )
     answer = Answer(
         contract,
         max_tokens=parameters.max_tokens,
         stop=parameters.stop,
         kv_block_tokens=request.endpoint.state.kv_block_tokens or spec.kv_block_tokens,
+        tokens=tokens,
     )
     wire = Wire(
         chat=chat,
@@ -62,7 +87,7 @@ def prepare(request: EngineRequest, contract: Contract, attempt_id: str) -> tupl
     return message, Prepared(answer, wire)
 
 
-def _chat_prompt(request: EngineRequest) -> str:
+def _chat_prompt(request: EngineRequest, *, keep_bos: bool) -> str:
     template = request.pool.spec.chat_template
     if template is None:
         raise invalid(
@@ -77,6 +102,7 @@ def _chat_prompt(request: EngineRequest) -> str:
             chat.messages,
             add_generation_prompt=chat.add_generation_prompt,
             kwargs=chat.template_kwargs,
+            keep_bos=keep_bos,
         )
     except ValueError as error:
         raise UpstreamError(Failure.ENGINE, f"Pool {request.pool.name}: {error}.", 500, "chat_template") from None

@@ -1,22 +1,27 @@
 """Typed values to and from the raw tensor bytes of Triton's gRPC protocol.
 
 Requests use `raw_input_contents`: entry *i* is the little-endian, row-major content of input *i*; an element of a BYTES
-tensor is its length (uint32) and its bytes. Answers always come that way, one entry per output. Only element 0 is ever
-read, because one prompt is sent and one sequence is asked for.
+tensor is its length (uint32) and its bytes. Answers always come that way, one entry per output. Of texts and figures
+only element 0 is ever read, because one prompt is sent and one sequence is asked for.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tritonclient.grpc import service_pb2
 
 from gateway.upstream.triton.contract import (
+    ACCEPTED_TOKENS,
     COMPLETION_TOKENS,
+    DRAFT_TOKENS,
     FINISH_REASON,
+    LOG_PROBS,
     PROMPT_TOKENS,
     REUSED_BLOCKS,
     TEXT,
+    TOKEN_COUNT,
+    TOKENS,
     Contract,
     Tensor,
 )
@@ -33,35 +38,52 @@ _FORMATS = {
     "FP32": struct.Struct("<f"),
     "FP64": struct.Struct("<d"),
 }
-_INTEGER_BITS = {"UINT8": 8, "INT32": 32, "UINT32": 32, "INT64": 64, "UINT64": 64}
+_INTEGER_BITS = {"UINT8": 8, "UINT32": 32, "UINT64": 64}
 _LENGTH = struct.Struct("<I")
 
 
+_ANSWER = (TEXT, TOKENS, TOKEN_COUNT, FINISH_REASON, COMPLETION_TOKENS)
+_USAGE = (PROMPT_TOKENS, REUSED_BLOCKS, DRAFT_TOKENS, ACCEPTED_TOKENS)
+
+
 def build_request(
-    contract: Contract, prompt: str, parameters: Parameters, *, request_id: str, stream: bool, usage: bool
+    contract: Contract,
+    prompt: str | Sequence[int],
+    parameters: Parameters,
+    *,
+    request_id: str,
+    stream: bool,
+    usage: bool,
+    extra: Mapping[str, Any] | None = None,
 ) -> Any:
     """The ModelInferRequest for one prompt, of declared inputs only. `usage`: ask for token counts too.
 
-    `request_id` must be unique at the server: TensorRT-LLM addresses a running request by it.
+    `prompt` is a text, or its token ids for a contract that takes those; there `extra` holds the fields that are made
+    of tokens. `request_id` must be unique at the server: TensorRT-LLM addresses a running request by it.
     """
-    wanted = [TEXT, FINISH_REASON, COMPLETION_TOKENS, *((PROMPT_TOKENS, REUSED_BLOCKS) if usage else ())]
+    wanted = (*_ANSWER, *(_USAGE if usage else ()), *((LOG_PROBS,) if parameters.logprobs else ()))
     asked = [field for field in wanted if field in contract.outputs]
     values: dict[str, Any] = {
         "prompt": prompt,
+        "prompt_length": len(prompt),
         "max_tokens": parameters.max_tokens,
         "stream": stream,
         "exclude_prompt": True,
         **parameters.sampling,
         **{f"return {field}": True for field in asked},
     }
-    if parameters.stop:
+    if contract.kind == "raw":
+        values |= extra or {}
+    elif parameters.stop:
         values["stop"] = parameters.stop
     request = service_pb2.ModelInferRequest(model_name=contract.model, id=request_id)
     # Without it, a model that ends with a flag alone would end its stream silently.
     request.parameters["triton_enable_empty_final_response"].bool_param = True
+    sent: set[str] = set()
     for field, value in values.items():
         tensor = contract.inputs.get(field)
-        if tensor is not None:
+        if tensor is not None and tensor.name not in sent:  # one flag may ask for several figures
+            sent.add(tensor.name)
             _add_input(request, tensor, value, contract.batched)
     request.outputs.extend(
         service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=contract.outputs[field]) for field in asked
@@ -70,19 +92,35 @@ def build_request(
 
 
 def _add_input(request: Any, tensor: Tensor, value: Any, batched: bool) -> None:
-    elements: Sequence[Any] = value if isinstance(value, tuple) else (value,)
-    shape = [1, len(elements)] if batched else [len(elements)]
-    request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-    request.raw_input_contents.append(b"".join(_pack(tensor.datatype, element) for element in elements))
+    """`value` is an element, a sequence of them, or a sequence of equally long sequences."""
+    elements: Sequence[Any] = (value,) if isinstance(value, str) or not isinstance(value, Sequence) else value
+    shape = [len(elements)]
+    if elements and isinstance(elements[0], Sequence) and not isinstance(elements[0], str):
+        shape.append(len(elements[0]))
+        elements = [element for row in elements for element in row]
+    request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1, *shape] if batched else shape)
+    request.raw_input_contents.append(_pack(tensor.datatype, elements))
 
 
-def _pack(datatype: str, value: Any) -> bytes:
+def _pack(datatype: str, values: Sequence[Any]) -> bytes:
     if datatype == "BYTES":
-        content = str(value).encode()
-        return _LENGTH.pack(len(content)) + content
-    bits = _INTEGER_BITS.get(datatype)
-    # A negative seed keeps its bits where the tensor is unsigned; other integers are in range already.
-    return _FORMATS[datatype].pack(int(value) & (1 << bits) - 1 if bits and datatype[0] == "U" else value)
+        contents = [str(value).encode() for value in values]
+        return b"".join(_LENGTH.pack(len(content)) + content for content in contents)
+    if datatype[0] == "U":
+        # A negative seed keeps its bits where the tensor is unsigned; other integers are in range already.
+        mask = (1 << _INTEGER_BITS[datatype]) - 1
+        values = [int(value) & mask for value in values]
+    return struct.pack(f"<{len(values)}{_FORMATS[datatype].format[-1]}", *values)
+
+
+def unpack_row(datatype: str, raw: bytes) -> tuple[Any, ...]:
+    """All elements of a number tensor. Raises ValueError if they are no numbers or one is cut short."""
+    form = _FORMATS.get(datatype)
+    if form is None:
+        raise ValueError(f"a tensor of {datatype} where numbers are expected")
+    if len(raw) % form.size:
+        raise ValueError("a number is cut short")
+    return struct.unpack(f"<{len(raw) // form.size}{form.format[-1]}", raw)
 
 
 def unpack_bytes(raw: bytes) -> bytes:

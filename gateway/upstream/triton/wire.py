@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gateway.upstream.triton.answer import Usage
+from gateway.upstream.triton.detokenizer import TokenLogprob
 
 _encode = msgspec.json.encode
 
@@ -33,10 +34,15 @@ class Wire:
         event = self._event({"content": _MARK} if chat else _MARK, None)
         self._before, self._after = event.split(_encode(_MARK))
 
-    def whole(self, text: str, finish: str, usage: Usage | None) -> bytes:
+    def whole(self, text: str, finish: str, usage: Usage | None, logprobs: list[TokenLogprob] | None = None) -> bytes:
         """The body of an answer that is not streamed."""
         content: Any = {"role": "assistant", "content": text, "refusal": None} if self._chat else text
-        choice = {"index": 0, "message" if self._chat else "text": content, "logprobs": None, "finish_reason": finish}
+        choice = {
+            "index": 0,
+            "message" if self._chat else "text": content,
+            "logprobs": self._logprobs(logprobs),
+            "finish_reason": finish,
+        }
         body: dict[str, Any] = {**self._head, "choices": [choice]}
         if self._chat:
             body["object"] = "chat.completion"
@@ -48,8 +54,10 @@ class Wire:
         """What comes before any text: in a chat, the event that names the role."""
         return self._event({"role": "assistant", "content": "", "refusal": None}, None) if self._chat else b""
 
-    def text(self, text: str) -> bytes:
+    def text(self, text: str, logprobs: list[TokenLogprob] | None = None) -> bytes:
         """One event with new text."""
+        if logprobs is not None:
+            return self._event({"content": text} if self._chat else text, None, logprobs)
         return b"".join((self._before, _encode(text), self._after))
 
     def closing(self, finish: str, usage: Usage | None) -> bytes:
@@ -59,12 +67,37 @@ class Wire:
             events += _data({**self._head, "choices": [], "usage": _usage_object(usage)})
         return events + DONE
 
-    def _event(self, content: dict[str, Any] | str, finish: str | None) -> bytes:
-        choice = {"index": 0, "delta" if self._chat else "text": content, "logprobs": None, "finish_reason": finish}
+    def _event(
+        self, content: dict[str, Any] | str, finish: str | None, logprobs: list[TokenLogprob] | None = None
+    ) -> bytes:
+        choice = {
+            "index": 0,
+            "delta" if self._chat else "text": content,
+            "logprobs": self._logprobs(logprobs),
+            "finish_reason": finish,
+        }
         body: dict[str, Any] = {**self._head, "choices": [choice]}
         if self._include_usage:
             body["usage"] = None
         return _data(body)
+
+    def _logprobs(self, tokens: list[TokenLogprob] | None) -> dict[str, Any] | None:
+        """The log probabilities in the form of the API called; a token that is part of a character shows as U+FFFD."""
+        if tokens is None:
+            return None
+        texts = [token.text.decode("utf-8", "replace") for token in tokens]
+        if self._chat:
+            content = [
+                {"token": text, "logprob": token.logprob, "bytes": list(token.text), "top_logprobs": []}
+                for text, token in zip(texts, tokens, strict=True)
+            ]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": None,
+            "text_offset": [token.start for token in tokens],
+        }
 
 
 def _data(body: dict[str, Any]) -> bytes:
@@ -72,7 +105,7 @@ def _data(body: dict[str, Any]) -> bytes:
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`; cached tokens only where they are known."""
+    """OpenAI's `usage`; cached and draft tokens only where they are known."""
     counts: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -80,4 +113,9 @@ def _usage_object(usage: Usage) -> dict[str, Any]:
     }
     if usage.cached_tokens is not None:
         counts["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    if usage.draft_tokens is not None and usage.accepted_tokens is not None:
+        counts["completion_tokens_details"] = {
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": max(usage.draft_tokens - usage.accepted_tokens, 0),
+        }
     return counts
