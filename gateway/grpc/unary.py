@@ -1,6 +1,7 @@
 """The unary calls that an engine answers: `ModelInfer`, and what a client may ask about a model."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,8 +70,9 @@ class Unary:
             try:
                 found = read_infer(message, stream=False, otherwise=self._requests.turn())
                 answer = await self._ask(
-                    "ModelInfer", message, found.prompt, exchange, metadata, context, versioned=found.versioned
+                    "ModelInfer", message, found.prompt, exchange, metadata, versioned=found.versioned
                 )
+                await _place(context, metadata, exchange)
                 status = OK
                 return answer + wire.name_field(found.prompt.model)
             except (ApiError, UpstreamError, MalformedError) as error:
@@ -92,12 +94,12 @@ class Unary:
             with Exchange(self._requests.live, _CLIENT) as exchange:
                 try:
                     view = memoryview(message)
-                    name = text_of(view, 1)
-                    versioned = bool(text_of(view, 2))
+                    name, versioned = text_of(view, 1), bool(text_of(view, 2))
+                    if not name and query.method == "ModelStatistics":
+                        return await self._all_statistics(metadata)
                     prompt = query_view(name, self._requests.turn())
-                    answer = await self._ask(
-                        query.method, message, prompt, exchange, metadata, context, versioned=versioned
-                    )
+                    answer = await self._ask(query.method, message, prompt, exchange, metadata, versioned=versioned)
+                    await _place(context, metadata, exchange)
                     return query.named(answer, name)
                 except (ApiError, UpstreamError, MalformedError) as error:
                     if query.method == "ModelReady" and not isinstance(error, MalformedError):
@@ -109,6 +111,19 @@ class Unary:
 
         return handle
 
+    async def _all_statistics(self, metadata: ClientMetadata) -> bytes:
+        """The statistics of every route that an engine can tell any of: their entries repeat, so answers add up."""
+        answers = []
+        for name in self._requests.fleet.view.routes:
+            prompt = query_view(name, self._requests.turn())
+            with (
+                contextlib.suppress(ApiError, UpstreamError),
+                Exchange(self._requests.live, _CLIENT) as exchange,
+            ):
+                answer = await self._ask("ModelStatistics", b"", prompt, exchange, metadata, versioned=False)
+                answers.append(wire.statistics_named(answer, name))
+        return b"".join(answers)
+
     async def _ask(
         self,
         method: str,
@@ -116,7 +131,6 @@ class Unary:
         prompt: PromptView,
         exchange: Exchange,
         metadata: ClientMetadata,
-        context: Any,
         *,
         versioned: bool,
     ) -> bytes:
@@ -130,11 +144,14 @@ class Unary:
             exchange.call = call
             return await call.response()
 
-        answer = await self._requests.first_willing(exchange, decided, metadata.request_id, send)
-        attempt = exchange.attempt
-        assert attempt is not None
-        await context.send_initial_metadata(metadata.answer(exchange.route, attempt.endpoint.id))
-        return answer
+        return await self._requests.first_willing(exchange, decided, metadata.request_id, send)
+
+
+async def _place(context: Any, metadata: ClientMetadata, exchange: Exchange) -> None:
+    """Tell the client who answers, ahead of the answer."""
+    attempt = exchange.attempt
+    assert attempt is not None
+    await context.send_initial_metadata(metadata.answer(exchange.route, attempt.endpoint.id))
 
 
 async def refuse(context: Any, status: Status, metadata: ClientMetadata, exchange: Exchange) -> bytes:
