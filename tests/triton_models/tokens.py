@@ -153,14 +153,10 @@ class TritonPythonModel:
         """Sleep, unless the request is cancelled or stopped."""
         until = time.monotonic() + seconds
         while True:
-            if sender.is_cancelled():
-                self.counters["cancelled"].increment(1)
-                time.sleep(0.2)  # for a stop request to find it
-                sender.send(
-                    pb_utils.InferenceResponse(error=pb_utils.TritonError("Request cancelled by client")), flags=FINAL
-                )
-                return False
-            if stopped.is_set():
+            if sender.is_cancelled() or stopped.is_set():
+                time.sleep(0.3)  # for the other sign to come, which shall be counted too
+                if sender.is_cancelled():
+                    self.counters["cancelled"].increment(1)
                 sender.send(flags=FINAL)
                 return False
             if time.monotonic() >= until:

@@ -117,7 +117,7 @@ class TritonCall:
         self._may_read.set()
         if self._rpc is not None and not self._cancelled:
             self._cancelled = True
-            self._canceller.cancel(self._rpc)
+            self._canceller.cancel(self._rpc, self._attempt_id)
 
     def close(self) -> None:
         self._vitals.unwatch(self)

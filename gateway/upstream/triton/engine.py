@@ -37,6 +37,7 @@ from gateway.upstream.triton.failures import from_status, is_stub_death
 from gateway.upstream.triton.parameters import Parameters
 from gateway.upstream.triton.pool_tokenizer import PoolTokenizer
 from gateway.upstream.triton.raw import RawTriton
+from gateway.upstream.triton.stops import StopTarget, engine_models, stop_request, stop_target
 from gateway.upstream.triton.tensors import build_request
 from gateway.upstream.triton.tokens import TokenizerError
 from gateway.upstream.triton.vitals import TOKEN_DEADLINE_S, Sign, Vitals
@@ -140,6 +141,7 @@ class TritonEngine:
     async def close(self) -> None:
         if self.http is not None:
             self.http.close()
+        await self._canceller.close()
         await self._channel.close()
 
     def _send(self, contract: Contract | None) -> Callable[..., Any]:
@@ -183,10 +185,32 @@ class TritonEngine:
         metadata = await self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=model))
         config = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model))
         contract = detect(metadata, config.config)
+        await self._learn_stop(contract, config.config)
         if self._endpoint.spec.metrics is not None:
             self._kv_block_tokens = await _scrape_block_tokens(self._endpoint.spec.metrics)
         self._contract, self._contract_current = contract, True
         return contract
+
+    async def _learn_stop(self, contract: Contract, config: Any) -> None:
+        """Find the engine that takes stop requests for the contract's, if there is one."""
+        target: StopTarget | None = None
+        for name in engine_models(contract, config):
+            try:
+                metadata = await self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name))
+                engine = await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name))
+            except grpc.aio.AioRpcError:  # a model that is not there is not the engine
+                continue
+            if (target := stop_target(metadata, engine.config)) is not None:
+                break
+        if target is None:
+            self._canceller.send_stop = None
+            return
+        send, found = self._infer_stream if target.decoupled else self._infer_once, target
+
+        def send_stop(request_id: str, timeout: float) -> Any:
+            return send(stop_request(found, request_id), timeout=timeout)
+
+        self._canceller.send_stop = send_stop
 
     async def _generate(self, contract: Contract, deadline: float) -> Sign:
         """Ask the model for one token, for `deadline` seconds."""

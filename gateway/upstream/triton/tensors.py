@@ -84,15 +84,18 @@ def build_request(
         tensor = contract.inputs.get(field)
         if tensor is not None and tensor.name not in sent:  # one flag may ask for several figures
             sent.add(tensor.name)
-            _add_input(request, tensor, value, contract.batched)
+            add_input(request, tensor, value, batched=contract.batched)
     request.outputs.extend(
         service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=contract.outputs[field]) for field in asked
     )
     return request
 
 
-def _add_input(request: Any, tensor: Tensor, value: Any, batched: bool) -> None:
-    """`value` is an element, a sequence of them, or a sequence of equally long sequences."""
+def add_input(request: Any, tensor: Tensor, value: Any, *, batched: bool) -> None:
+    """Add a tensor to a ModelInferRequest; `batched` puts a dimension of one in front.
+
+    `value` is an element, a sequence of them, or a sequence of equally long sequences.
+    """
     elements: Sequence[Any] = (value,) if isinstance(value, str) or not isinstance(value, Sequence) else value
     shape = [len(elements)]
     if elements and isinstance(elements[0], Sequence) and not isinstance(elements[0], str):
