@@ -100,6 +100,8 @@ class TritonPythonModel:
             "num_input_tokens": np.array([prompt_tokens], dtype=np.int32),
             "num_output_tokens": np.array([tokens], dtype=np.int32),
             "kv_cache_reused_blocks": np.array([script.get("reused_blocks", 0)], dtype=np.int32),
+            "total_draft_tokens": np.array([10], dtype=np.int32),
+            "total_accepted_draft_tokens": np.array([7], dtype=np.int32),
             "finish_reason": np.array([script.get("finish", "stop") if last else "None"], dtype=np.object_),
         }
         tensors = [
