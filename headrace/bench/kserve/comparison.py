@@ -32,12 +32,12 @@ FULL: Final = Sizes(
 )
 QUICK: Final = Sizes(
     rounds=3,
-    unary_calls=1500,
+    unary_calls=1000,
     unary_at_once=16,
-    streams=32,
+    streams=20,
     streams_at_once=4,
     stream_messages=250,
-    latency_calls=200,
+    latency_calls=100,
     tensor_bytes=100 * 1024 * 1024,
 )
 

@@ -5,7 +5,6 @@ of text, and on a stream with a fixed number of pieces. Probes are answered for 
 """
 
 import argparse
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -29,8 +28,6 @@ LARGE_BYTES: Final = 1024 * 1024
 VERSION: Final = "2.71.0"
 """A version of Triton that clients need not be careful with."""
 
-_tensor_response = functools.lru_cache(maxsize=1)(functools.partial(tensor_response, MODEL_OF_ROUTE[TENSOR]))
-
 
 async def make_handlers(stream_messages: int) -> Mapping[str, Any]:
     """Method handlers; a request on a stream gets `stream_messages` responses."""
@@ -40,7 +37,7 @@ async def make_handlers(stream_messages: int) -> Mapping[str, Any]:
     async def infer(request: bytes, _: Any) -> bytes:
         if len(request) < LARGE_BYTES:
             return once
-        return _tensor_response(len(request) // LARGE_BYTES * LARGE_BYTES)
+        return tensor_response(MODEL_OF_ROUTE[TENSOR], len(request) // LARGE_BYTES * LARGE_BYTES)
 
     async def infer_stream(_: Any, context: Any) -> None:
         while await context.read() is not grpc.aio.EOF:

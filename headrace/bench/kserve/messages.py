@@ -4,6 +4,7 @@ The models' names are the engine's; the routes that lead to them are called othe
 the name as it does in production.
 """
 
+import functools
 import struct
 from typing import Any, Final
 
@@ -48,16 +49,18 @@ def stream_responses(model: str, count: int) -> list[bytes]:
     return messages
 
 
+@functools.lru_cache(maxsize=1)
 def tensor_request(model: str, size: int) -> bytes:
-    """A ModelInferRequest with one FP32 tensor of `size` bytes, a multiple of 4."""
+    """A ModelInferRequest with one FP32 tensor of `size` bytes, a multiple of 4; made once."""
     request = service_pb2.ModelInferRequest(model_name=model, id="bench")
     request.inputs.add(name="INPUT0", datatype="FP32", shape=[size // 4])
     request.raw_input_contents.append(bytes(size))
     return _serialized(request)
 
 
+@functools.lru_cache(maxsize=1)
 def tensor_response(model: str, size: int) -> bytes:
-    """The ModelInferResponse to `tensor_request`."""
+    """The ModelInferResponse to `tensor_request`; made once."""
     response = service_pb2.ModelInferResponse(model_name=model, model_version="1", id="bench")
     response.outputs.add(name="OUTPUT0", datatype="FP32", shape=[size // 4])
     response.raw_output_contents.append(bytes(size))
