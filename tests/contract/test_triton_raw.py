@@ -13,7 +13,7 @@ import pytest_asyncio
 from gateway.upstream.base import UpstreamError
 from gateway.upstream.triton.tokens import TokenCodec
 from router.errors import ApiError
-from router.spec.fleet import TokenizerSpec
+from router.spec.fleet import RetentionSpec, TokenizerSpec
 from tests.contract.triton_adapter import Adapt, Adapter
 from tests.contract.triton_models_server import TritonModels, triton_models
 from tests.tokenizer import SAMPLE, byte_level
@@ -168,6 +168,26 @@ async def test_parameters_become_the_declared_tensors(raw: RawAdapt, codec: Toke
     assert "return_log_probs" not in inputs
     old = json.loads((await (await raw("raw_old")).events("<inputs>", seed=7, min_tokens=2)).text)
     assert (old["random_seed"], old["min_length"], old["streaming"]) == ([7], [2], [False])
+
+
+async def test_a_routes_retention_becomes_priorities_where_they_are_declared(raw: RawAdapt) -> None:
+    async def hints(retention: RetentionSpec | None, model: str = "raw") -> dict[str, Any]:
+        inputs = json.loads((await (await raw(model)).events("<inputs>", max_tokens=5000, retention=retention)).text)
+        return {name.removeprefix("retention_"): inputs[name] for name in inputs if name.startswith("retention_")}
+
+    assert await hints(None) == {}
+    both = RetentionSpec(prompt=80, decode=20, duration="1m")
+    assert await hints(both) == {
+        "token_range_starts": [0],
+        "token_range_ends": [-1],
+        "token_range_priorities": [80],
+        "token_range_durations_ms": [60_000],
+        "decode_priority": [20],
+        "decode_duration_ms": [60_000],
+    }
+    assert (await hints(RetentionSpec(prompt=0)))["token_range_durations_ms"] == [-1]
+    assert await hints(RetentionSpec(decode=0)) == {"decode_priority": [0]}
+    assert await hints(both, "raw_old") == {}
 
 
 async def test_usage_tells_cached_and_draft_tokens(raw: RawAdapt) -> None:

@@ -13,7 +13,7 @@ from gateway.upstream.triton.engine import TritonEngine
 from router.fleet import Endpoint, EndpointState, Pool, Timeouts
 from router.prompt import Api
 from router.spec.documents import EndpointFields
-from router.spec.fleet import ChatTemplateSpec, PoolSpec
+from router.spec.fleet import ChatTemplateSpec, PoolSpec, RetentionSpec
 from tests.contract.triton_models_server import TritonModels
 
 SCRIPT_TEMPLATE = "{{ bos_token }}{{ messages[-1]['content'] }}"
@@ -87,6 +87,7 @@ class Adapter:
         api: Api = "completions",
         stream: bool = True,
         include_usage: bool = True,
+        retention: RetentionSpec | None = None,
         **body: Any,
     ) -> TritonCall:
         """A call with `script` as prompt or as the only message; `body` holds further parameters."""
@@ -97,7 +98,7 @@ class Adapter:
             for name, value in {"model": "route", "max_tokens": 10_000, **asked, **body}.items()
         }
         headers = (("x-request-id", "r-1"),)
-        request = EngineRequest(api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool)
+        request = EngineRequest(api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool, retention)
         return self.engine.call(request)
 
     async def events(self, script: dict[str, Any] | str, **options: Any) -> Events:

@@ -17,7 +17,7 @@ from gateway.upstream.base import EngineRequest, Failure, UpstreamError
 from gateway.upstream.triton import call as call_module
 from gateway.upstream.triton.answer import STOP_GRACE
 from gateway.upstream.triton.call import TritonCall
-from gateway.upstream.triton.cancels import GAP_S, Canceller
+from gateway.upstream.triton.cancels import GAP_S, STOP_LIMIT, Canceller
 from gateway.upstream.triton.contract import Contract, Tensor
 from gateway.upstream.triton.failures import from_message, from_status
 from gateway.upstream.triton.vitals import Vitals
@@ -166,10 +166,10 @@ CODE = grpc.StatusCode
         (CODE.INTERNAL, "Received RST_STREAM with error code 2", Failure.LOST_BEFORE_ANSWER, Failure.DIED),
         (CODE.UNAVAILABLE, "Exceeds maximum queue size", Failure.BUSY, Failure.DIED),
         (CODE.INTERNAL, "Maximum queue size of 64 reached", Failure.BUSY, Failure.ENGINE),
-        (CODE.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting", Failure.BUSY, Failure.DIED),
+        (CODE.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting", Failure.CONNECT, Failure.DIED),
         (CODE.CANCELLED, "CANCELLED", Failure.BUSY, Failure.DIED),
         (CODE.NOT_FOUND, "Request for unknown model: 'm' is not found", Failure.CONNECT, Failure.ENGINE),
-        (CODE.INVALID_ARGUMENT, "Stub process 'm_0_0' is not healthy.", Failure.LOST_BEFORE_ANSWER, Failure.DIED),
+        (CODE.INVALID_ARGUMENT, "Stub process 'm_0_0' is not healthy.", Failure.CONNECT, Failure.DIED),
         (CODE.INVALID_ARGUMENT, "unexpected shape for input", Failure.ENGINE, Failure.ENGINE),
         (CODE.RESOURCE_EXHAUSTED, "Received message larger than max", Failure.PROTOCOL, Failure.PROTOCOL),
         (CODE.INTERNAL, "boom", Failure.ENGINE, Failure.ENGINE),
@@ -220,3 +220,50 @@ async def test_a_finished_rpc_takes_no_turn() -> None:
         canceller.cancel(finished)
     canceller.cancel(live)
     assert live.cancelled
+
+
+class FakeStops:
+    """Stop requests that are never answered, or that cannot be sent."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.sent: list[str] = []
+        self.error = error
+
+    def __call__(self, request_id: str, timeout: float) -> "FakeStops":
+        assert timeout > 0
+        self.sent.append(request_id)
+        return self
+
+    async def read(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+
+
+async def test_a_cancel_with_an_id_is_a_stop_request_too_and_those_have_a_limit() -> None:
+    canceller, stops = Canceller(), FakeStops()
+    canceller.learn_version("2.53.0")
+    canceller.send_stop = stops
+    canceller.cancel(FakeRpc([]))
+    finished = FakeRpc([])
+    finished.cancelled = True
+    canceller.cancel(finished, "finished")
+    rpcs = [FakeRpc([]) for _ in range(STOP_LIMIT + 10)]
+    for index, rpc in enumerate(rpcs):
+        canceller.cancel(rpc, str(index))
+    await asyncio.sleep(0)
+    assert stops.sent == [str(index) for index in range(STOP_LIMIT)]
+    assert all(rpc.cancelled for rpc in rpcs)
+    for task in tuple(canceller._stopping):
+        task.cancel()
+    await asyncio.gather(*canceller._stopping, return_exceptions=True)
+    assert not canceller._stopping
+
+
+async def test_a_stop_request_that_fails_troubles_nobody() -> None:
+    canceller = Canceller()
+    canceller.send_stop = FakeStops(grpc.aio.UsageError("closed"))
+    rpc = FakeRpc([])
+    canceller.cancel(rpc, "r")
+    await canceller.close()
+    assert rpc.cancelled

@@ -1,11 +1,12 @@
 """Stop requests: TensorRT-LLM's own way to end a running request.
 
-Cancelling an RPC sets a flag that the backend polls, and an ensemble hands it to its *next* step only, so the engine
-may go on generating for a client that has left. The engine model itself (`tensorrt_llm`) also takes a request with the
-`stop` input set and the id of a running one, which it then ends; ids pass from an ensemble to its steps unchanged. So a
-cancelled request of these contracts is told to stop both ways. An id the engine does not know, because the request has
-just ended or because `tensorrt_llm_bls` gave its own, does no harm. The LLM-API model has a `stop` as well, but there
-the first request would never be answered, and it polls for cancelled RPCs anyway: it gets none.
+Cancelling an RPC sets a flag that the backend polls, and an ensemble hands it to its *next* step only: measured on
+Triton 2.51, the step that is running is never told and goes on generating for a client that has left. The engine model
+itself (`tensorrt_llm`) also takes a request with the `stop` input set and the id of a running one, which it then ends;
+ids pass from an ensemble to its steps unchanged. So a cancelled request of these contracts is told to stop both ways.
+An id the engine does not know, because the request has just ended or because `tensorrt_llm_bls` gave its own, does no
+harm. The LLM-API model has a `stop` as well, but there the first request would never be answered, and it polls for
+cancelled RPCs anyway: it gets none.
 """
 
 from collections.abc import Iterator
