@@ -21,7 +21,7 @@ from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.http.client_response import NOBODY, ClientResponse, Headers
 from gateway.http.errors import as_api_error
-from gateway.http.kserve_engine import Kept, Sending, open_answer
+from gateway.http.kserve_engine import GENERATING, Kept, Sending, open_answer
 from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
 from gateway.http.request_body import RequestBody
 from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
@@ -61,7 +61,6 @@ EXTENSIONS = ("sequence", "model_repository", "model_configuration", "binary_ten
 
 _JSON = ("Content-Type", "application/json")
 _INTERNAL = ApiError(500, "The gateway failed to handle the request.")
-_GENERATING = frozenset({"infer", "generate", "generate_stream"})
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +105,15 @@ class KServeFront:
         for name in tuple(self._fleet.view.routes):
             asked = ModelPath(name, "", "stats")
             kept = Kept()
-            with Exchange(self._live, response) as exchange, contextlib.suppress(UpstreamError, ApiError):
+            with (
+                Exchange(self._live, response) as exchange,
+                contextlib.suppress(UpstreamError, ApiError, msgspec.MsgspecError),
+            ):
                 decided = _over_http(plan(view(name, Opening(), None, 0), self._fleet.view))
                 sending = Sending(asked, "GET", request_id, [], b"", None)
                 answer = await open_answer(exchange, decided, sending, self._fleet)
-                await answer.call.relay(kept)
-                if answer.head.status == 200:
+                if answer.error_body is None:
+                    await answer.call.relay(kept)
                     entries = msgspec.json.decode(b"".join(kept.pieces), type=_Statistics).model_stats
                     found += [{**entry, "name": msgspec.Raw(msgspec.json.encode(name))} for entry in entries]
         headers = (_JSON, ("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY))
@@ -163,7 +165,7 @@ class KServeFront:
                 else:
                     _refuse(response, _INTERNAL, exchange)
             finally:
-                if asked.operation in _GENERATING:
+                if asked.operation in GENERATING:
                     self._observe(exchange, response)
 
     def _observe(self, exchange: Exchange, response: ClientResponse) -> None:
@@ -187,10 +189,15 @@ class KServeFront:
             response.close_after()
             raise _unknown(asked)
         start = await _read_ahead(body)
-        opening = _opening(asked, request, start) if asked.operation in _GENERATING else Opening()
-        turn = next(self._turns) if asked.operation in _GENERATING else 0
+        opening = _opening(asked, request, start) if asked.operation in GENERATING else Opening()
+        turn = next(self._turns) if asked.operation in GENERATING else 0
         prompt = view(asked.model, opening, request.headers.get("x-session-id"), turn)
-        decided = _over_http(plan(prompt, self._fleet.view))
+        try:
+            decided = _over_http(plan(prompt, self._fleet.view))
+        except ApiError:
+            if asked.operation == "ready":
+                raise _unknown(asked) from None
+            raise
         if opening.sequence:
             decided = _pinned(decided, prompt.key)
         exchange.route = decided.route.name
@@ -203,6 +210,11 @@ class KServeFront:
         exchange.streamed = head.events
         headers = tuple((name, value) for name, value in head.headers if name in PASSED_RESPONSE_HEADERS)
         response.start(head.status, (*headers, ("x-headrace-endpoint", endpoint.id)), head.content_length)
+        if answer.error_body is not None:
+            if answer.error_body:
+                response.write(answer.error_body)
+            response.finish()
+            return
         response.follow(answer.call)
         try:
             await answer.call.relay(response)

@@ -1,10 +1,16 @@
 """Getting a Triton to answer a request of its HTTP API: what is sent, and where else it may be tried.
 
 A request is tried at the next endpoint as long as nothing of it but what was read ahead has been sent. Besides the
-failures of any engine, Triton's own refusals count that another replica need not share: it is full (503).
+failures of any engine, Triton's own refusals count that another replica need not share: it is full (503), it has not
+got the model now (404), or the process behind the model has died, which it says with the status of a client's mistake.
+So an error is read before it is passed on. It is judged by how its text begins: further inside there may be names and
+ids of the client's, who must not be able to bring an endpoint into disrepute.
 """
 
+import re
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from gateway.dispatch import MAX_ATTEMPTS, Engines, first_willing
 from gateway.exchange import Exchange
@@ -15,8 +21,16 @@ from gateway.relay.http1 import ResponseHead
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.http_upload import HttpUpload
 from gateway.upstream.triton.engine import TritonEngine
+from gateway.upstream.triton.vitals import Vitals
 from router.plan import Attempt, Plan
 
+GENERATING = frozenset({"infer", "generate", "generate_stream"})
+"""The operations that run the model."""
+
+_STUB_DEAD = re.compile(
+    rb"""(?:data: )?\{"error":"(?:Failed to process[^"]*message: )?Stub process '[^'"]*' is not healthy"""
+)
+_NOT_SERVED = re.compile(rb"""\{"error":"Request for unknown model: '""")
 _KEPT_LIMIT = 4 * 1024 * 1024
 
 
@@ -52,6 +66,32 @@ class Answer:
     attempt: Attempt
     head: ResponseHead
     call: HttpUpload
+    error_body: bytes | None = None
+    """The whole body of an error, which has been read already."""
+
+
+class _WatchedUpload(HttpUpload):
+    """A request whose silence is listened to: Triton tells nobody that a model's process has died."""
+
+    __slots__ = ("_vitals", "paused")
+
+    def __init__(self, vitals: Vitals, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._vitals = vitals
+        self.paused = False
+        vitals.watch(self)
+
+    def pause(self) -> None:
+        self.paused = True
+        super().pause()
+
+    def resume(self) -> None:
+        self.paused = False
+        super().resume()
+
+    def close(self) -> None:
+        self._vitals.unwatch(self)
+        super().close()
 
 
 class Kept:
@@ -86,14 +126,22 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
         exchange.call = call
         try:
             head = await call.send()
+            if head.status < 400:
+                return Answer(attempt, head, call)
+            kept = Kept()
+            await call.relay(kept)
         except UpstreamError as error:
             if sending.repeatable:
                 raise
             engines.failed(attempt.endpoint, error)
             raise as_api_error(error) from None
-        if head.status == 503 and attempt is not last and sending.repeatable:
-            raise UpstreamError(Failure.BUSY, f"Engine {attempt.endpoint.id} cannot take more now.", 503)
-        return Answer(attempt, head, call)
+        body = b"".join(kept.pieces)
+        fault = _fault(head.status, body, attempt, engine, sending)
+        if fault is not None:
+            if attempt is not last and sending.repeatable:
+                raise fault
+            engines.failed(attempt.endpoint, fault)
+        return Answer(attempt, head, call, body)
 
     return await first_willing(exchange, plan, engines, sending.request_id, send)
 
@@ -115,6 +163,21 @@ def _call(exchange: Exchange, attempt: Attempt, engine: TritonEngine, sending: S
     elif sending.method != "GET":
         lines.append(f"content-length: {len(start) if rest is None else rest.length}")
     head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-    return HttpUpload(
-        pool, (head, start), rest, attempt.pool.timeouts.connect, chunked=chunked, sent=exchange.still_sending
-    )
+    make = partial(_WatchedUpload, engine.vitals) if sending.path.operation in GENERATING else HttpUpload
+    connect = attempt.pool.timeouts.connect
+    return make(pool, (head, start), rest, connect, chunked=chunked, sent=exchange.still_sending)
+
+
+def _fault(status: int, body: bytes, attempt: Attempt, engine: TritonEngine, sending: Sending) -> UpstreamError | None:
+    """What an error says against the endpoint; None for an error of the request's own."""
+    id_ = attempt.endpoint.id
+    if _STUB_DEAD.match(body):
+        message = f"Engine {id_} was lost before it answered: its model process has died."
+        fault = UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "upstream_lost")
+        engine.vitals.failed(fault, process_dead=True)
+        return fault
+    if status == 503:
+        return UpstreamError(Failure.BUSY, f"Engine {id_} cannot take more now.", 503, "engine_busy")
+    if status == 404 and not sending.path.version and _NOT_SERVED.match(body):
+        return UpstreamError(Failure.BUSY, f"Engine {id_} does not serve the model now.", 503, "model_unavailable")
+    return None

@@ -46,7 +46,8 @@ async def http_front() -> AsyncIterator[Front]:
 
 async def ask(base: str, path: str, method: str = "POST", **options: Any) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of one request, nothing decoded."""
-    async with aiohttp.ClientSession(auto_decompress=False) as http:
+    asked = {"accept-encoding": "identity"}
+    async with aiohttp.ClientSession(auto_decompress=False, headers=asked) as http:
         async with http.request(method, base + path, **options) as response:
             headers = {name.lower(): value for name, value in response.headers.items()}
             return response.status, headers, await response.read()
