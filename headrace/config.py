@@ -21,6 +21,7 @@ import msgspec
 from msgspec import structs
 
 from gateway.chat_template import compile_template
+from gateway.upstream.triton.token_form import end_id
 from gateway.upstream.triton.tokens import TokenizerError, load_tokenizer
 from headrace.settings import ADDRESSES, Settings, read_settings
 from router.spec.fleet import FleetSpec, PoolSpec
@@ -138,11 +139,16 @@ def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, l
             # Its path is what is published, so it must mean the same wherever a gateway was started.
             path = str((folder / tokenizer.file).absolute())
             tokenizer = structs.replace(tokenizer, file=path)
+            at = ("pools", name, "tokenizer")
             try:
-                load_tokenizer(path)
+                codec = load_tokenizer(path)
             except TokenizerError as error:
-                at = ("pools", name, "tokenizer", "file")
-                problems.append(reading.problem_at(at, f"tokenizer {path} {error}"))
+                problems.append(reading.problem_at((*at, "file"), f"tokenizer {path} {error}"))
+            else:
+                try:
+                    end_id(codec, pool)
+                except TokenizerError as error:
+                    problems.append(reading.problem_at(at, str(error)))
         pools[name] = structs.replace(pool, chat_template=template, tokenizer=tokenizer)
     return structs.replace(reading.fleet, pools=pools), problems
 

@@ -25,7 +25,7 @@ RawAdapt = Callable[..., Awaitable[Adapter]]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server() -> AsyncIterator[TritonModels]:
-    async with triton_models(*MODELS) as running:
+    async with triton_models(*MODELS, "llmapi") as running:
         yield running
 
 
@@ -191,7 +191,9 @@ async def test_a_routes_retention_becomes_priorities_where_they_are_declared(raw
 
 
 async def test_usage_tells_cached_and_draft_tokens(raw: RawAdapt) -> None:
-    usage = (await (await raw(kv_block_tokens=4)).whole("some text"))["usage"]
+    engine = await raw(kv_block_tokens=4)
+    engine.endpoint.state.kv_block_tokens = None  # that of the scripted models' metrics
+    usage = (await engine.whole("some text"))["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
     assert usage["completion_tokens_details"] == {"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 3}
     assert set((await (await raw("raw_old")).whole("some text"))["usage"]) == {
@@ -245,3 +247,21 @@ async def test_closing_cancels_the_rpc_and_stops_the_request_by_its_id(
         await asyncio.sleep(0.05)
     if opening.exception() is not None:
         assert isinstance(opening.exception(), UpstreamError)
+
+
+async def test_the_llm_api_model_has_a_usage_where_the_pool_names_a_tokenizer(
+    adapt: Adapt, raw: RawAdapt, codec: TokenCodec
+) -> None:
+    script = {"text": "漢字 and a few words", "cut": 3, "reused_blocks": 1}
+    engine = await raw("llmapi", kv_block_tokens=4)
+    engine.endpoint.state.kv_block_tokens = None  # that of the scripted models' metrics
+    prompt = len(codec.encode(json.dumps(script), add_special=True))
+    answer = len(codec.encode("漢字 and a few words", add_special=False))
+    for usage in ((await engine.events(script)).usage, (await engine.whole(script))["usage"]):
+        assert usage is not None
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, answer)
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert (await engine.events(script, include_usage=False)).usage is None
+    without = await (await adapt("llmapi", tokenizer=TokenizerSpec(file="/nowhere/t.json"))).probe()
+    assert "messages" in (without.capabilities or ())
+    assert "no usage: tokenizer /nowhere/t.json is not on this gateway" in without.detail

@@ -42,6 +42,8 @@ class TritonPythonModel:
         )
         self.cancelled = family.Metric(labels={"model": args["model_name"]})
         self.family = family
+        # Metrics are not made for threads: two that count at once were seen to bring the whole server down.
+        self.counting = threading.Lock()
         blocks = pb_utils.MetricFamily(
             name="nv_trt_llm_kv_cache_block_metrics", description="KV blocks", kind=pb_utils.MetricFamily.GAUGE
         )
@@ -99,6 +101,7 @@ class TritonPythonModel:
             "text_output": np.array([text], dtype=np.object_),
             "num_input_tokens": np.array([prompt_tokens], dtype=np.int32),
             "num_output_tokens": np.array([tokens], dtype=np.int32),
+            "kv_cache_reused_block": np.array([str(script.get("reused_blocks", 0))], dtype=np.object_),
             "kv_cache_reused_blocks": np.array([script.get("reused_blocks", 0)], dtype=np.int32),
             "total_draft_tokens": np.array([10], dtype=np.int32),
             "total_accepted_draft_tokens": np.array([7], dtype=np.int32),
@@ -156,7 +159,8 @@ class TritonPythonModel:
             time.sleep(seconds)
         while True:
             if sender.is_cancelled():
-                self.cancelled.increment(1)
+                with self.counting:
+                    self.cancelled.increment(1)
                 sender.send(self.error("Request cancelled by client"), flags=FINAL)
                 return False
             if time.monotonic() >= until:

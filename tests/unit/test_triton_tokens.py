@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from gateway.upstream.triton.detokenizer import Detokenizer
 from gateway.upstream.triton.token_form import stop_words
 from gateway.upstream.triton.tokens import INLINE_CHARACTERS, TokenCodec, TokenizerError, load_tokenizer
+from headrace.config import ConfigError, load_fleet
 from tests.tokenizer import SAMPLE, SPECIALS, byte_level, metaspace
 
 
@@ -160,3 +161,49 @@ def test_a_changed_file_is_loaded_again(tmp_path: Path) -> None:
     words.decoder = decoders.ByteLevel()
     words.save(str(file))
     assert load_tokenizer(str(file)).id_of("<s>") is None
+
+
+FLEET = """\
+fleet: demo
+pools:
+  raw:
+    protocol: triton
+    model: tensorrt_llm
+    tokenizer: {file: tokenizer.json, eos: "</s>"}
+    chat_template: {text: x}
+    endpoints: [{id: a, grpc: "h:1"}]
+routes: {r: {pool: raw, retention: {prompt: 80}}}
+"""
+
+
+def test_a_fleets_tokenizer_is_found_beside_its_file_and_published_as_a_path(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET)
+    byte_level(tmp_path / "tokenizer.json")
+    loaded = load_fleet(fleet, {})
+    tokenizer = loaded.spec.pools["raw"].tokenizer
+    assert tokenizer is not None
+    assert tokenizer.file == str(tmp_path / "tokenizer.json")
+    assert loaded.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "problem"),
+    [
+        ("file: tokenizer.json", "file: none.json", "6:17: pools.raw.tokenizer.file", "is not on this gateway"),
+        ("</s>", "<eos>", "6:5: pools.raw.tokenizer", "the tokenizer has no token '<eos>'"),
+        ("prompt: 80", "prompt: 101", "9:", "must be at most 100"),
+        ("prompt: 80", "duration: 1s", "9:", "needs `prompt` or `decode`"),
+    ],
+)
+def test_a_tokenizer_or_retention_that_cannot_be_used_is_named_at_its_line(
+    tmp_path: Path, old: str, new: str, where: str, problem: str
+) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET.replace(old, new))
+    byte_level(tmp_path / "tokenizer.json")
+    with pytest.raises(ConfigError) as caught:
+        load_fleet(fleet, {})
+    (line,) = str(caught.value).splitlines()
+    assert f"{fleet}:{where}" in line
+    assert problem in line

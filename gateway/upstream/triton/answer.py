@@ -36,6 +36,7 @@ from gateway.upstream.triton.contract import (
 from gateway.upstream.triton.detokenizer import Detokenizer, TokenLogprob
 from gateway.upstream.triton.tensors import unpack_bytes, unpack_integer, unpack_row
 from gateway.upstream.triton.text import CumulativeText, StopTrimmer
+from gateway.upstream.triton.tokens import TokenCodec
 
 STOP_GRACE = 4
 
@@ -59,12 +60,35 @@ class Usage:
 _COUNTS = frozenset((PROMPT_TOKENS, REUSED_BLOCKS, DRAFT_TOKENS, ACCEPTED_TOKENS))
 
 
+class TextCounter:
+    """Counts the tokens of an answer that comes without a count: those that its text has when it is encoded again,
+    which is seldom another number than was generated."""
+
+    __slots__ = ("_codec", "_pieces", "prompt_tokens")
+
+    def __init__(self, codec: TokenCodec, prompt_tokens: int) -> None:
+        self._codec = codec
+        self._pieces: list[str] = []
+        self.prompt_tokens = prompt_tokens
+
+    def add(self, text: str) -> None:
+        self._pieces.append(text)
+
+    @property
+    def count(self) -> int:
+        return len(self._codec.encode("".join(self._pieces), add_special=False))
+
+
 class Answer:
-    """What has been received of one answer. `tokens` makes text of token ids, for a contract that sends those."""
+    """What has been received of one answer.
+
+    `tokens` makes text of token ids, for a contract that sends those; `counter` is for one that counts nothing, if the
+    answer's usage is wanted.
+    """
 
     __slots__ = (
-        "_after_stop", "_completion_tokens", "_counts", "_cumulative", "_decoder", "_emitted", "_finish_reason",
-        "_kv_block_tokens", "_max_tokens", "_messages", "_roles", "_tokens", "_trimmer",
+        "_after_stop", "_completion_tokens", "_counter", "_counts", "_cumulative", "_decoder", "_emitted",
+        "_finish_reason", "_kv_block_tokens", "_max_tokens", "_messages", "_roles", "_tokens", "_trimmer",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +99,7 @@ class Answer:
         stop: tuple[str, ...],
         kv_block_tokens: int | None,
         tokens: Detokenizer | None = None,
+        counter: TextCounter | None = None,
     ) -> None:
         self._roles = {name: field for field, name in contract.outputs.items()}
         self._cumulative = CumulativeText() if contract.cumulative else None
@@ -86,7 +111,9 @@ class Answer:
         self._messages = 0
         self._after_stop = 0
         self._emitted = 0
-        self._counts: dict[str, int] = {} if tokens is None else {PROMPT_TOKENS: tokens.prompt_tokens}
+        self._counter = counter
+        counted = tokens or counter
+        self._counts: dict[str, int] = {} if counted is None else {PROMPT_TOKENS: counted.prompt_tokens}
         self._completion_tokens: int | None = None
         self._finish_reason: str | None = None
 
@@ -159,7 +186,8 @@ class Answer:
     def usage(self) -> Usage | None:
         """Token counts; None where the engine does not tell them."""
         prompt_tokens = self._counts.get(PROMPT_TOKENS)
-        completion_tokens = self._tokens.count if self._tokens is not None else self._completion_tokens
+        counted = self._tokens or self._counter
+        completion_tokens = counted.count if counted is not None else self._completion_tokens
         if prompt_tokens is None or completion_tokens is None:
             return None
         blocks = self._counts.get(REUSED_BLOCKS)
@@ -183,4 +211,6 @@ class Answer:
 
     def _emit(self, text: str) -> str:
         self._emitted += len(text)
+        if self._counter is not None:
+            self._counter.add(text)
         return text

@@ -10,7 +10,7 @@ Three signatures are served:
 - `ensemble`: TensorRT-LLM's `ensemble` and `tensorrt_llm_bls` (inputs `text_input` and `max_tokens`). A streamed
   message holds the new text only, unless the model's parameter `accumulate_tokens` says that it holds all text so far.
 - `llmapi`: the Python model over TensorRT-LLM's LLM API (input `sampling_param_max_tokens`). A message holds all text
-  so far. It counts no tokens, so there is no usage.
+  so far. It counts no tokens, so there is no usage unless the pool names a tokenizer, with which the gateway counts.
 - `raw`: TensorRT-LLM's engine itself, `tensorrt_llm` (inputs `input_ids`, `input_lengths`, `request_output_len`). Token
   ids go in and come out, the new ones in each message, so the gateway needs the model's tokenizer (`tokens`).
 """
@@ -83,6 +83,7 @@ _INPUTS: dict[Kind, dict[str, tuple[str, ...]]] = {
         "seed": ("sampling_param_seed",),
         "presence_penalty": ("sampling_param_presence_penalty",),
         "frequency_penalty": ("sampling_param_frequency_penalty",),
+        f"return {REUSED_BLOCKS}": ("sampling_param_return_perf_metrics", "return_perf_metrics"),
         f"return {FINISH_REASON}": ("return_finish_reason", "sampling_param_return_finish_reason"),
     },
 }
@@ -98,7 +99,7 @@ _OUTPUTS: dict[Kind, dict[str, tuple[str, ...]]] = {
         COMPLETION_TOKENS: ("num_output_tokens",),
         **_FIGURES,
     },
-    "llmapi": {TEXT: ("text_output",), FINISH_REASON: ("finish_reason",)},
+    "llmapi": {TEXT: ("text_output",), FINISH_REASON: ("finish_reason",), REUSED_BLOCKS: _FIGURES[REUSED_BLOCKS]},
     "raw": {
         TOKENS: ("output_ids",),
         TOKEN_COUNT: ("sequence_length",),

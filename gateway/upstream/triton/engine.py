@@ -20,6 +20,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -131,10 +132,13 @@ class TritonEngine:
             if task is not None and task.cancelling():
                 raise
             raise UpstreamError(Failure.CONNECT, f"Engine {self._endpoint.id} has left the fleet.") from None
-        if contract.kind == "raw":
+        if contract.kind == "raw" or (contract.kind == "llmapi" and pool.spec.tokenizer is not None):
             try:
                 await self._tokenizer.follow(pool)
             except TokenizerError as error:
+                if contract.kind == "llmapi":
+                    report = self._report(contract, pool)
+                    return replace(report, detail=f"{report.detail}; no usage: {error}")
                 return ProbeReport(ready=True, detail=f"{contract}; no OpenAI API: {error}", capabilities=frozenset())
         return self._report(contract, pool)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.chat_template import render_chat
 from gateway.upstream.base import EngineRequest, Failure, UpstreamError
-from gateway.upstream.triton.answer import Answer
+from gateway.upstream.triton.answer import Answer, TextCounter
 from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.detokenizer import Detokenizer
 from gateway.upstream.triton.parameters import read_chat, read_parameters, read_prompt_text
@@ -61,13 +61,19 @@ async def prepare(
         extra = ends.fields() | retention_fields(request.retention)
         echoed = prompt if not stream and "exclude_prompt" not in contract.inputs else ()
         tokens = Detokenizer(codec, ends.ids, prompt_tokens=len(prompt), logprobs=parameters.logprobs, prompt=echoed)
+    usage = request.include_usage or not request.stream
+    counter: TextCounter | None = None
+    if contract.kind == "llmapi":
+        usage = usage and codec is not None
+        if usage and codec is not None:
+            counter = TextCounter(codec, len(await codec.encode_prompt(text, add_special=True)))
     message = build_request(
         contract,
         prompt,
         parameters,
         request_id=attempt_id,
         stream=stream,
-        usage=request.include_usage or not request.stream,
+        usage=usage,
         extra=extra,
     )
     answer = Answer(
@@ -76,6 +82,7 @@ async def prepare(
         stop=parameters.stop,
         kv_block_tokens=request.endpoint.state.kv_block_tokens or spec.kv_block_tokens,
         tokens=tokens,
+        counter=counter,
     )
     wire = Wire(
         chat=chat,
