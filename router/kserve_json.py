@@ -59,7 +59,6 @@ class _TensorParameters(msgspec.Struct):
 class _Tensor(msgspec.Struct):
     name: str = ""
     parameters: _TensorParameters | None = None
-    data: msgspec.Raw | None = None
 
 
 class _InferHeader(msgspec.Struct):

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
+from gateway.grpc.server import EXTENSIONS, INT32_MAX
 from gateway.http.client_response import NOBODY, ClientResponse, Headers
 from gateway.http.errors import as_api_error
 from gateway.http.kserve_engine import GENERATING, Kept, Sending, open_answer
@@ -31,9 +32,6 @@ from router.errors import ApiError, invalid
 from router.fleet import Endpoint, Route
 from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
 from router.plan import SERVING, Attempt, Plan, plan
-
-BODY_LIMIT = 2**31 - 1
-"""Triton's own: it counts a body's bytes in an int32."""
 
 PASSED_REQUEST_HEADERS = (
     "accept",
@@ -56,9 +54,6 @@ PASSED_RESPONSE_HEADERS = frozenset(
         "retry-after",
     }
 )
-EXTENSIONS = ("sequence", "model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics")
-"""Triton's extensions that work through the gateway."""
-
 _JSON = ("Content-Type", "application/json")
 _INTERNAL = ApiError(500, "The gateway failed to handle the request.")
 
@@ -67,6 +62,10 @@ logger = logging.getLogger(__name__)
 
 class _Error(msgspec.Struct):
     error: str
+
+
+class _IndexRequest(msgspec.Struct):
+    ready: bool = False
 
 
 class _Statistics(msgspec.Struct):
@@ -93,6 +92,11 @@ class KServeFront:
                 await self._pass_on(asked, request, request_id, response)
         elif path == "/v2/models/stats" and request.method == "GET":
             await self._statistics(request_id, response)
+        elif path == "/v2/repository/index":
+            if request.method != "POST":
+                _refuse_method(response, "POST")
+            else:
+                await self._index(request, response)
         elif (reason := why_unsupported(path)) is not None:
             response.close_after()
             _refuse(response, ApiError(501, reason))
@@ -116,12 +120,24 @@ class KServeFront:
                     await answer.call.relay(kept)
                     entries = msgspec.json.decode(b"".join(kept.pieces), type=_Statistics).model_stats
                     found += [{**entry, "name": msgspec.Raw(msgspec.json.encode(name))} for entry in entries]
-        headers = (_JSON, ("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY))
-        response.send(200, headers, msgspec.json.encode({"model_stats": found}))
+        _send_own(response, 200, msgspec.json.encode({"model_stats": found}))
+
+    async def _index(self, request: web.BaseRequest, response: ClientResponse) -> None:
+        """The routes as a model repository; on demand those only that can be served."""
+        try:
+            body = RequestBody(request, response, READ_AHEAD_BYTES)
+            said = await _read_ahead(body)
+            only_ready = bool(said) and msgspec.json.decode(said, type=_IndexRequest).ready
+        except msgspec.MsgspecError as error:
+            _refuse(response, ApiError(500, f"failed to parse the request JSON buffer: {error}"))
+        except ApiError as error:
+            _refuse(response, error)
+        else:
+            routes = [r for r in self._fleet.view.routes.values() if _servable(r) or not only_ready]
+            _send_own(response, 200, msgspec.json.encode([_entry(route) for route in routes]))
 
     def _own(self, path: str, request: web.BaseRequest, response: ClientResponse) -> None:
         """What the gateway answers itself."""
-        method = "POST" if path == "/v2/repository/index" else "GET"
         if path == "/v2/health/live":
             answer: tuple[int, bytes] | None = (200, b"")
         elif path == "/v2/health/ready":
@@ -129,26 +145,22 @@ class KServeFront:
         elif path == "/v2":
             said = {"name": "headrace", "version": version("headrace"), "extensions": EXTENSIONS}
             answer = (200, msgspec.json.encode(said))
-        elif path == "/v2/repository/index":
-            answer = (200, msgspec.json.encode([_entry(route) for route in self._fleet.view.routes.values()]))
         else:
             answer = None
         if answer is None:
             response.close_after()
             _refuse(response, ApiError(404, "Not Found"))
-        elif request.method != method:
-            _refuse_method(response, method)
+        elif request.method != "GET":
+            _refuse_method(response, "GET")
         else:
-            status, body = answer
-            kind = _JSON if body else ("Content-Type", "text/plain")
-            response.send(status, (kind, ("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY)), body)
+            _send_own(response, *answer)
 
     async def _pass_on(
         self, asked: ModelPath, request: web.BaseRequest, request_id: str, response: ClientResponse
     ) -> None:
         with Exchange(self._live, response) as exchange:
             try:
-                body = RequestBody(request, response, BODY_LIMIT)
+                body = RequestBody(request, response, INT32_MAX)  # Triton counts a body's bytes in an int32
                 await self._relay(asked, request, request_id, body, exchange, response)
             except ApiError as error:
                 _refuse(response, error, exchange)
@@ -302,6 +314,12 @@ def _unknown(asked: ModelPath) -> ApiError:
 
 def _body(error: ApiError) -> bytes:
     return msgspec.json.encode(_Error(error.message))
+
+
+def _send_own(response: ClientResponse, status: int, body: bytes) -> None:
+    """Answer without an engine."""
+    kind = _JSON if body else ("Content-Type", "text/plain")
+    response.send(status, (kind, ("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY)), body)
 
 
 def _refuse(response: ClientResponse, error: ApiError, exchange: Exchange | None = None) -> None:

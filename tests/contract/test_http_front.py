@@ -125,3 +125,27 @@ async def test_an_answer_is_tritons_own(
     assert (through[0], through[2]) == (direct[0], direct[2])
     if "nope" not in path and through[0] not in (404, 405):
         assert [through[1].get(name) for name in SHOWN] == [direct[1].get(name) for name in SHOWN]
+
+
+async def test_the_repository_index_lists_the_routes_and_on_demand_the_ready_ones(front: Front) -> None:
+    names = {"ensemble", "ensemble_whole", "typed_identity", "renamed"}
+    for body in (b"", b"{}", b'{"ready": true}'):
+        status, _, answer = await ask(front.running.url, "/v2/repository/index", data=body)
+        assert (status, {entry["name"] for entry in json.loads(answer)}) == (200, names)
+    assert (await ask(front.running.url, "/v2/repository/index", data=b'{"ready":tr'))[0] == 500
+    assert (await ask(front.running.url, "/v2/repository/index", "GET"))[0] == 405
+
+
+async def test_requests_are_counted_under_their_route_and_status(front: Front) -> None:
+    def counted(route: str, status: str) -> float:
+        labels = {"api": "kserve", "route": route, "status": status}
+        return front.running.gateway.registry.get_sample_value("headrace_requests_total", labels) or 0.0
+
+    before = counted("renamed", "200"), counted("renamed", "400"), counted("unknown", "404")
+    await ask(front.running.url, "/v2/models/renamed/generate", data=GENERATE)
+    await ask(front.running.url, "/v2/models/renamed/generate", data=b"{}")
+    await ask(front.running.url, "/v2/models/nope/generate", data=GENERATE)
+    await front.running.until_idle()
+    assert (counted("renamed", "200"), counted("renamed", "400"), counted("unknown", "404")) == tuple(
+        count + 1 for count in before
+    )
