@@ -128,7 +128,7 @@ def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
         if fields.pool not in by_pool:
             problems.append(f"endpoint {id_}: there is no pool {fields.pool!r}")
             continue
-        if fault := address_fault(fields, merged.pools[fields.pool].protocol):
+        if fault := address_fault(fields, merged.pools[fields.pool]):
             problems.append(f"endpoint {id_}: {fault}")
             continue
         before = previous.endpoints.get(id_)

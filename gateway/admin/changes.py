@@ -36,7 +36,7 @@ def add_endpoint(endpoint: EndpointFields, documents: list[Document]) -> Documen
     pool = merged.pools.get(endpoint.pool)
     if pool is None:
         raise _refused(Fault("pool", no_pool(endpoint.pool, merged.pools)), code="pool_not_found")
-    if fault := address_fault(endpoint, pool.protocol):
+    if fault := address_fault(endpoint, pool):
         raise _refused(fault)
     addresses = Addresses()
     for other in merged.endpoints.values():

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.fleet import Endpoint, FleetView, Phase, Pool, Route
 from router.merge import SINGULAR, MergedFleet, merge
 from router.spec.documents import Document, Family, Source
-from router.spec.fleet import ADDRESS_OF, CapacityType, Role
+from router.spec.fleet import CapacityType, Role
 from router.spec.fleet import Protocol as EngineProtocol
 from router.state.follower import FleetStatus
 
@@ -152,7 +152,7 @@ def _endpoint_row(endpoint: Endpoint, pool: Pool, sources: tuple[Source, ...]) -
         role=spec.role,
         capacity=spec.capacity,
         zone=spec.zone,
-        url=getattr(spec, ADDRESS_OF[pool.spec.protocol]),
+        url=getattr(spec, pool.spec.needed_address),
     )
 
 

@@ -9,7 +9,7 @@ from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.grpc.statuses import Status
 from gateway.metrics import UNKNOWN_ROUTE, Metrics
-from gateway.upstream.base import Engine
+from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.raw import RawTriton
 from router.plan import Attempt, Plan, plan
@@ -65,6 +65,9 @@ class Requests:
 
 
 def raw_triton(engine: Engine) -> RawTriton:
-    """The server behind an engine; the plan of a KServe request holds no other than Triton's."""
+    """The server behind an engine; the plan of a KServe request holds no other than Triton's. Raises UpstreamError
+    for one that is reached over HTTP only."""
     assert isinstance(engine, TritonEngine)
+    if engine.raw is None:
+        raise UpstreamError(Failure.BUSY, "The engine has no gRPC address.", 503, "no_grpc")
     return engine.raw

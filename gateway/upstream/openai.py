@@ -13,15 +13,10 @@ import asyncio
 
 import msgspec
 
-from gateway.upstream.base import (
-    AnswerHead,
-    EngineRequest,
-    Failure,
-    ProbeReport,
-    UpstreamError,
-)
+from gateway.upstream.base import AnswerHead, EngineRequest, ProbeReport, UpstreamError
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
+from gateway.upstream.http_get import get
 from router.fleet import Endpoint, Pool
 
 PATHS = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
@@ -36,7 +31,6 @@ _LLAMA_CPP = "llamacpp"
 """`owned_by` in llama.cpp's model list."""
 _PROGRESS_FIELD = b'"prompt_progress":'
 """In the bytes of an event this can only be a field: inside a JSON string its quotes are escaped."""
-_PROBE_LIMIT = 4 * 1024 * 1024
 
 
 class OpenAIEngine:
@@ -68,9 +62,9 @@ class OpenAIEngine:
         """Ask `/health`, which every one of these engines has, and now and then for the models."""
         connect = pool.timeouts.connect
         try:
-            status, _ = await self._get("/health", connect)
+            status, _ = await get(self._pool, "/health", connect)
             if status in (404, 405, 501):
-                status, _ = await self._get("/v1/models", connect)
+                status, _ = await get(self._pool, "/v1/models", connect)
             if status != 200:
                 self._models_read = float("-inf")
                 return ProbeReport(ready=False, detail=f"its health check answers {status}")
@@ -84,7 +78,7 @@ class OpenAIEngine:
         return ProbeReport(ready=True, detail="ready", models=self._models)
 
     async def _list_models(self, connect: float) -> tuple[msgspec.Raw, ...]:
-        status, body = await self._get("/v1/models", connect)
+        status, body = await get(self._pool, "/v1/models", connect)
         if status != 200:
             return ()
         try:
@@ -94,17 +88,6 @@ class OpenAIEngine:
         models = tuple(raw for raw in entries if _is_sound(raw))
         self._llama_cpp = any(msgspec.json.decode(raw, type=_Model).owned_by == _LLAMA_CPP for raw in models)
         return models
-
-    async def _get(self, path: str, connect: float) -> tuple[int, bytes]:
-        lines = (f"GET {self._pool.path}{path} HTTP/1.1", f"host: {self._pool.host_header}", "accept: */*", "", "")
-        call = HttpCall(self._pool, ("\r\n".join(lines).encode("latin-1"),), connect)
-        try:
-            head = await call.send()
-            sink = _Collected()
-            await call.relay(sink)
-            return head.status, b"".join(sink.pieces)
-        finally:
-            call.close()
 
     async def close(self) -> None:
         self._pool.close()
@@ -143,22 +126,3 @@ def _is_sound(entry: msgspec.Raw) -> bool:
 
 def _is_progress(event: bytes) -> bool:
     return _PROGRESS_FIELD in event
-
-
-class _Collected:
-    """A sink that keeps a small body whole."""
-
-    verbatim = False
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self._size = 0
-
-    def write(self, payload: bytes) -> None:
-        self._size += len(payload)
-        if self._size > _PROBE_LIMIT:
-            raise UpstreamError(Failure.PROTOCOL, f"A probe was answered with more than {_PROBE_LIMIT} bytes.")
-        self.pieces.append(payload)
-
-    def write_chunks(self, framed: bytes) -> None:
-        raise NotImplementedError

@@ -27,8 +27,7 @@ Protocol = Literal["openai", "triton"]
 Role = Literal["prefill", "decode", "both"]
 CapacityType = Literal["on-demand", "spot"]
 
-ADDRESS_OF: dict[Protocol, Literal["http", "grpc"]] = {"openai": "http", "triton": "grpc"}
-"""The address an endpoint of a protocol cannot do without."""
+Transport = Literal["grpc", "http"]
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 KvPriority = Annotated[int, Meta(ge=0, le=100)]
@@ -43,9 +42,9 @@ class EndpointSpec(Spec, frozen=True, kw_only=True):
 
     id: Name
     http: BaseUrl | None = None
-    """Base URL of the engine's HTTP API (protocol `openai` needs it)."""
+    """Base URL of the engine's HTTP API (protocol `openai` needs it, and so does transport `http`)."""
     grpc: HostPort | None = None
-    """HOST:PORT of the engine's gRPC API (protocol `triton` needs it)."""
+    """HOST:PORT of the engine's gRPC API (protocol `triton` needs it, unless the pool's transport is `http`)."""
     metrics: HttpUrl | None = None
     """URL of the engine's Prometheus metrics."""
     role: Role = "both"
@@ -121,6 +120,8 @@ class PoolSpec(Spec, frozen=True, kw_only=True):
     protocol: Protocol
     model: Annotated[str, Meta(min_length=1)]
     """The model's name at the engine."""
+    transport: Transport = "grpc"
+    """How OpenAI requests get to engines of protocol `triton`: over gRPC, or over HTTP with `generate_stream`."""
     endpoints: list[EndpointSpec] = field(default_factory=list)
     chat_template: ChatTemplateSpec | None = None
     tokenizer: TokenizerSpec | None = None
@@ -129,6 +130,11 @@ class PoolSpec(Spec, frozen=True, kw_only=True):
     probe: ProbeSpec = field(default_factory=ProbeSpec)
     kv_block_tokens: PositiveInt | None = None
     """Tokens in one of the engine's KV blocks, where the engine's metrics do not say."""
+
+    @property
+    def needed_address(self) -> Literal["http", "grpc"]:
+        """The address that an endpoint of this pool cannot do without."""
+        return "http" if self.protocol == "openai" else self.transport
 
 
 class WeightedPool(Spec, frozen=True, kw_only=True):

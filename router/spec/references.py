@@ -9,13 +9,11 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from router.spec.fleet import (
-    ADDRESS_OF,
     ChatTemplateSpec,
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
     PoolSpec,
-    Protocol,
     RouteSpec,
     TimeoutSpec,
 )
@@ -61,12 +59,17 @@ def findings(fleet: FleetSpec, pools: Collection[str]) -> Iterator[Finding]:
         yield Finding(("gateway", "grpc"), GRPC_IS_RESERVED, warning=True)
 
 
-def address_fault(endpoint: EndpointSpec, protocol: Protocol) -> Fault | None:
-    """Why an endpoint of a pool of `protocol` cannot be reached as it is described, None if it can."""
-    needed = ADDRESS_OF[protocol]
+def address_fault(endpoint: EndpointSpec, pool: PoolSpec) -> Fault | None:
+    """Why an endpoint of `pool` cannot be reached as it is described, None if it can."""
+    needed = pool.needed_address
     if getattr(endpoint, needed) is None:
         api = {"http": "HTTP", "grpc": "gRPC"}[needed]
-        return Fault(needed, f"is missing; protocol {protocol} needs the address of the engine's {api} API")
+        what = (
+            "protocol triton with transport http"
+            if (pool.protocol, needed) == ("triton", "http")
+            else f"protocol {pool.protocol}"
+        )
+        return Fault(needed, f"is missing; {what} needs the address of the engine's {api} API")
     for name in ("http", "grpc", "metrics"):
         address: str | None = getattr(endpoint, name)
         if address is not None and (fault := text_fault(address, pattern_of(EndpointSpec.__annotations__[name]))):
@@ -116,11 +119,14 @@ def listeners(gateway: GatewaySpec) -> Iterator[Finding]:
 
 def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:
     for index, endpoint in enumerate(pool.endpoints):
-        if fault := address_fault(endpoint, pool.protocol):
+        if fault := address_fault(endpoint, pool):
             # At the endpoint: where a mistake inside it is the reason, this is only its consequence.
             yield Finding((*path, "endpoints", index), str(fault))
     if not pool.endpoints:
         yield Finding(path, "no endpoints: it serves nothing until one is added from elsewhere", warning=True)
+    if pool.protocol == "openai" and pool.transport == "http":
+        message = "has no effect: engines of protocol openai are always called over HTTP"
+        yield Finding((*path, "transport"), message, warning=True)
     if pool.chat_template is not None:
         yield from _chat_template((*path, "chat_template"), pool.chat_template, pool.protocol)
     elif pool.protocol == "triton":

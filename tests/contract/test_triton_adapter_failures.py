@@ -10,8 +10,7 @@ import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from gateway.upstream.base import Failure, UpstreamError
-from gateway.upstream.triton.call import TritonCall
+from gateway.upstream.base import EngineCall, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
 from tests.contract.triton_adapter import Adapt, Adapter, Collected, Events
 from tests.contract.triton_models_server import TritonModels, triton_models
@@ -35,7 +34,7 @@ async def cancelled_within(server: TritonModels, model: str, count: int, seconds
     return True
 
 
-async def relayed(call: TritonCall, sink: Collected, writes: int) -> asyncio.Task[None]:
+async def relayed(call: EngineCall, sink: Collected, writes: int) -> asyncio.Task[None]:
     """A relay that has made that many writes."""
     relay = asyncio.create_task(call.relay(sink))
     async with asyncio.timeout(10):

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.upstream.base import EngineRequest, ProbeReport
-from gateway.upstream.triton.call import TritonCall
+from gateway.upstream.base import EngineCall, EngineRequest, ProbeReport
 from gateway.upstream.triton.engine import TritonEngine
 from router.fleet import Endpoint, EndpointState, Pool, Timeouts
 from router.prompt import Api
@@ -89,7 +88,7 @@ class Adapter:
         include_usage: bool = True,
         retention: RetentionSpec | None = None,
         **body: Any,
-    ) -> TritonCall:
+    ) -> EngineCall:
         """A call with `script` as prompt or as the only message; `body` holds further parameters."""
         prompt = script if isinstance(script, str) else json.dumps(script)
         asked = {"messages": [{"role": "user", "content": prompt}]} if api == "chat.completions" else {"prompt": prompt}
@@ -139,12 +138,20 @@ Adapt = Callable[..., Awaitable[Adapter]]
 
 
 async def adapter(
-    server: TritonModels, model: str, *, metrics: str | None = None, stop: tuple[str, ...] = (), **pool: Any
+    server: TritonModels,
+    model: str,
+    *,
+    metrics: str | None = None,
+    stop: tuple[str, ...] = (),
+    apis: tuple[str, ...] = ("grpc", "http"),
+    **pool: Any,
 ) -> Adapter:
-    """A probed adapter for one model of the server; `stop` and `pool` are for the pool's spec."""
+    """A probed adapter for one model of the server, whose `apis` it knows; `stop` and `pool` are for the
+    pool's spec."""
     template = ChatTemplateSpec(text=SCRIPT_TEMPLATE, bos="<s>", stop=list(stop))
     spec = PoolSpec(protocol="triton", model=model, chat_template=template, **pool)
-    fields = EndpointFields(id="triton-a", pool="p", grpc=server.grpc, metrics=metrics or server.metrics)
+    addresses = {api: getattr(server, api) for api in apis}
+    fields = EndpointFields(id="triton-a", pool="p", metrics=metrics or server.metrics, **addresses)
     endpoint = Endpoint("triton-a", "p", fields, EndpointState(), b"triton-a")
     made = Pool("p", spec, Timeouts.of(spec.timeouts), (endpoint,), b"p")
     engine = TritonEngine(endpoint, made)

@@ -95,6 +95,13 @@ class TritonModels:
             await self._process.wait()
             self._process = None
 
+    async def reload(self, model: str) -> None:
+        """Unload and load a model, which is how one comes back whose process has died."""
+        async with aiohttp.ClientSession() as session:
+            for action in ("unload", "load"):
+                async with session.post(f"{self.http}/v2/repository/models/{model}/{action}") as response:
+                    assert response.status == 200, await response.text()
+
     async def cancelled(self, model: str) -> int:
         """Cancellations that `model` has counted."""
         return await self._counted("cancelled", model)

@@ -128,12 +128,6 @@ async def repository(server: TritonModels) -> AsyncIterator[Any]:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-async def reload(server: TritonModels, model: str) -> None:
-    async with repository(server) as stub:
-        await stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=model))
-        await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=model))
-
-
 SLOW = {"text": "x" * 20, "cut": 1, "delay": 0.4, "deaf": True}
 """8 s of an answer."""
 
@@ -154,7 +148,7 @@ async def test_streams_of_a_killed_model_end_in_errors_and_new_work_goes_elsewhe
         assert [each.broke_off for each in seen] == [True] * STREAMS
         assert max(each.ended for each in seen) - killed < IDLE_S
         assert avoided - min(each.ended for each in seen) < 1
-        await reload(server, "ensemble")
+        await server.reload("ensemble")
         await running.until_phase("e0", "ready", 5)
         back = await answered(client, running, 12, "back")
         assert all(each.finished for each in back)
@@ -175,7 +169,7 @@ async def test_a_request_told_of_the_death_goes_elsewhere_and_ends_what_hangs_an
             await running.until(lambda: all(each.ended for each in hit), "what hangs has ended", IDLE_S)
             assert all(each.broke_off for each in hit)
         assert all(each.finished for each in seen if each not in hit)
-    await reload(server, "ensemble")
+    await server.reload("ensemble")
 
 
 async def test_an_unloaded_model_is_avoided_until_it_is_loaded_again(

@@ -118,6 +118,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
             struct(
                 PoolSpec,
                 protocol=st.sampled_from(["openai", "triton"]),
+                transport=st.sampled_from(["grpc", "http"]),
                 model=words.filter(bool),
                 endpoints=st.just([endpoint() for _ in range(draw(st.integers(0, 2)))]),
                 chat_template=st.none() | templates(),
@@ -308,7 +309,9 @@ def test_the_schema_is_a_valid_schema_that_explains_the_fields() -> None:
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert all(definition["additionalProperties"] is False for definition in schema["$defs"].values())
     endpoint = schema["$defs"]["EndpointSpec"]["properties"]
-    assert endpoint["http"]["description"] == "Base URL of the engine's HTTP API (protocol `openai` needs it)."
+    assert endpoint["http"]["description"] == (
+        "Base URL of the engine's HTTP API (protocol `openai` needs it, and so does transport `http`)."
+    )
 
 
 def test_the_example_fits_the_schema() -> None:

@@ -17,7 +17,7 @@ that speculates, are told as OpenAI tells predictions: accepted and rejected.
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.upstream.triton.contract import (
@@ -57,7 +57,20 @@ class Usage:
     """Of the draft tokens, those that became part of the answer."""
 
 
-_COUNTS = frozenset((PROMPT_TOKENS, REUSED_BLOCKS, DRAFT_TOKENS, ACCEPTED_TOKENS))
+COUNTS = (PROMPT_TOKENS, COMPLETION_TOKENS, REUSED_BLOCKS, DRAFT_TOKENS, ACCEPTED_TOKENS)
+
+
+@dataclass(slots=True)
+class Message:
+    """One message of an answer, by the contract's fields."""
+
+    text: bytes = b""
+    tokens: Sequence[int] = ()
+    token_count: int | None = None
+    log_probs: Sequence[float] = ()
+    finish_reason: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What of `COUNTS` it tells."""
 
 
 class TextCounter:
@@ -128,34 +141,40 @@ class Answer:
         return self._after_stop > STOP_GRACE
 
     def feed(self, response: Any) -> str:
-        """The text that is certain after this message. Raises TextChangedError, or ValueError for malformed tensors."""
-        text = b""
-        ids: Sequence[int] = ()
-        length: int | None = None
-        logprobs: Sequence[float] = ()
+        """`take` what a ModelInferResponse holds. Raises ValueError for malformed tensors too."""
+        message = Message()
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
             role = self._roles.get(output.name)
             if role == TEXT:
-                text = unpack_bytes(raw)
+                message.text = unpack_bytes(raw)
             elif role == TOKENS:
-                ids = unpack_row(output.datatype, raw)
+                message.tokens = unpack_row(output.datatype, raw)
             elif role == TOKEN_COUNT:
-                length = unpack_integer(output.datatype, raw)
+                message.token_count = unpack_integer(output.datatype, raw)
             elif role == LOG_PROBS:
-                logprobs = unpack_row(output.datatype, raw)
-            elif role == COMPLETION_TOKENS:
-                if count := unpack_integer(output.datatype, raw):
-                    self._completion_tokens = (self._completion_tokens or 0) + count
-            elif role in _COUNTS:
-                if (count := unpack_integer(output.datatype, raw)) is not None and (count or role != PROMPT_TOKENS):
-                    self._counts[role] = count
+                message.log_probs = unpack_row(output.datatype, raw)
+            elif role in COUNTS:
+                if (count := unpack_integer(output.datatype, raw)) is not None:
+                    message.counts[role] = count
             elif role == FINISH_REASON and (reason := unpack_bytes(raw)) not in (b"", b"None"):
-                self._finish_reason = reason.decode("utf-8", "replace")
+                message.finish_reason = reason.decode("utf-8", "replace")
+        return self.take(message)
+
+    def take(self, message: Message) -> str:
+        """The text that is certain after this message. Raises TextChangedError."""
+        if message.finish_reason:
+            self._finish_reason = message.finish_reason
+        for name, count in message.counts.items():
+            if name == COMPLETION_TOKENS:  # of this message alone
+                if count:
+                    self._completion_tokens = (self._completion_tokens or 0) + count
+            elif count or name != PROMPT_TOKENS:
+                self._counts[name] = count
         if self._tokens is not None:
-            return self._feed_tokens(self._tokens, ids if length is None else ids[: max(length, 0)], logprobs)
-        if not text:
-            return ""
-        if self._ended():
+            ids, length = message.tokens, message.token_count
+            return self._feed_tokens(self._tokens, ids if length is None else ids[: max(length, 0)], message.log_probs)
+        text = message.text
+        if not text or self._ended():
             return ""
         if self._cumulative is not None:
             text = self._cumulative.feed(text)

@@ -62,16 +62,21 @@ class Canceller:
         engine is told to stop as well."""
         if rpc.done():
             return
-        if request_id is not None and self.send_stop is not None and len(self._stopping) < STOP_LIMIT:
-            task = asyncio.create_task(_stop(self.send_stop, request_id), name=f"stop {request_id}")
-            self._stopping.add(task)
-            task.add_done_callback(self._stopping.discard)
+        if request_id is not None:
+            self.stop(request_id)
         if not self.paced:
             rpc.cancel()
             return
         self._waiting.append(rpc)
         if self._turn is None:
             self._take_turn()
+
+    def stop(self, request_id: str) -> None:
+        """Tell the engine to stop, where it takes that."""
+        if self.send_stop is not None and len(self._stopping) < STOP_LIMIT:
+            task = asyncio.create_task(_stop(self.send_stop, request_id), name=f"stop {request_id}")
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
 
     def _take_turn(self) -> None:
         """Cancel the next. The gap is counted from when that really happened: a loop that was busy would otherwise make

@@ -30,6 +30,9 @@ _CHANNEL_CODES = frozenset(
 _ADDRESS = re.compile(r"\bipv[46]:\S+?:(?=\s|[A-Za-z])")
 """An engine's address in gRPC's texts, which is no client's business."""
 
+MODEL_DEAD = "model_process_died"
+"""The code of an error that says that the process behind a model is dead."""
+
 _MESSAGE_LIMIT = 2000
 """Characters of an engine's message that are passed on."""
 
@@ -66,15 +69,29 @@ def from_message(text: str, *, endpoint: str, received: bool) -> UpstreamError:
     return UpstreamError(Failure.ENGINE, text[:_MESSAGE_LIMIT], 500, "engine_error")
 
 
+def from_http(status: int, text: str, *, endpoint: str, received: bool) -> UpstreamError:
+    """The error for an HTTP answer with `status` (RFC 9110) and an error text.
+
+    Triton says 400 of most failures, whoever's fault they are, so that is what the client is told as well.
+    """
+    if judged := _by_text(text, endpoint, received):
+        return judged
+    if status in (429, 503):
+        return _busy(status, endpoint, "cannot take more now")
+    return UpstreamError(
+        Failure.ENGINE, text[:_MESSAGE_LIMIT], status, "engine_error" if status >= 500 else "engine_refused"
+    )
+
+
 def _by_text(text: str, endpoint: str, received: bool) -> UpstreamError | None:
     """What the words say, where they say more than the status."""
     if _STUB_DEAD.search(text):
         if received:
-            return _cut_off("its model process has died", endpoint, received)
+            return UpstreamError(
+                Failure.DIED, f"Engine {endpoint} broke off its answer: its model process has died.", 502, MODEL_DEAD
+            )
         # The request was not run, and none will be until the model is loaded anew, however healthy Triton looks.
-        return UpstreamError(
-            Failure.CONNECT, f"Engine {endpoint} has no living model process.", 503, "model_process_died"
-        )
+        return UpstreamError(Failure.CONNECT, f"Engine {endpoint} has no living model process.", 503, MODEL_DEAD)
     if received:
         return None
     if _QUEUE_FULL.search(text):

@@ -126,6 +126,16 @@ def unpack_row(datatype: str, raw: bytes) -> tuple[Any, ...]:
     return struct.unpack(f"<{len(raw) // form.size}{form.format[-1]}", raw)
 
 
+def unpack_texts(raw: bytes) -> list[str]:
+    """All elements of a BYTES tensor that was made of texts."""
+    texts, at = [], 0
+    while at < len(raw):
+        end = at + 4 + _LENGTH.unpack_from(raw, at)[0]
+        texts.append(raw[at + 4 : end].decode())
+        at = end
+    return texts
+
+
 def unpack_bytes(raw: bytes) -> bytes:
     """Element 0 of a BYTES tensor; empty if there is none. Raises ValueError if it is cut short."""
     if len(raw) < 4:
