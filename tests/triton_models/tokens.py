@@ -42,6 +42,7 @@ class TritonPythonModel:
         self.decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
         self.running = {}
         self.byte_ids = byte_ids()
+        self.counting = threading.Lock()  # metrics are not made for threads
         self.counters = {}
         self.families = []
         for what in ("cancelled", "stopped"):
@@ -80,12 +81,16 @@ class TritonPythonModel:
     def stop(self, id_, sender):
         stopped = self.running.get(id_)
         if stopped is not None:
-            self.counters["stopped"].increment(1)
+            self.count("stopped")
             stopped.set()
         if sender is not None:
             sender.send(flags=FINAL)
             return None
         return pb_utils.InferenceResponse([])
+
+    def count(self, what):
+        with self.counting:
+            self.counters[what].increment(1)
 
     def ids(self, id_, values, asked):
         prompt = values["input_ids"]
@@ -156,7 +161,7 @@ class TritonPythonModel:
             if sender.is_cancelled() or stopped.is_set():
                 time.sleep(0.3)  # for the other sign to come, which shall be counted too
                 if sender.is_cancelled():
-                    self.counters["cancelled"].increment(1)
+                    self.count("cancelled")
                 sender.send(flags=FINAL)
                 return False
             if time.monotonic() >= until:
