@@ -14,11 +14,12 @@ from typing import Any
 import aiohttp
 import grpc
 import psutil
+import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from router.spec.documents import file_documents
-from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec, Transport
 from tests.contract.triton_models_server import TritonModels, triton_models
 from tests.harness import RunningGateway, running_gateway
 
@@ -29,23 +30,32 @@ IDLE_S = 6
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server() -> AsyncIterator[TritonModels]:
     """The one that gets into trouble. It gives its streams time to finish when it is told to end."""
-    async with triton_models("ensemble", "ensemble_whole", options=("--exit-timeout-secs=20",)) as running:
+    async with triton_models("ensemble", "ensemble_whole", "llmapi", options=("--exit-timeout-secs=20",)) as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def other() -> AsyncIterator[TritonModels]:
     """One that does not."""
-    async with triton_models("ensemble", "ensemble_whole") as running:
+    async with triton_models("ensemble", "ensemble_whole", "llmapi") as running:
         yield running
 
 
-def fleet(model: str, *servers: TritonModels, probe: ProbeSpec | None = None) -> FleetSpec:
-    """One pool behind the route `m`, an endpoint for each server: `e0`, `e1`. Probes as by default."""
-    endpoints = [EndpointSpec(id=f"e{index}", grpc=server.grpc) for index, server in enumerate(servers)]
+def fleet(
+    model: str, *servers: TritonModels, probe: ProbeSpec | None = None, transport: Transport = "grpc"
+) -> FleetSpec:
+    """One pool behind the route `m`, an endpoint for each server: `e0`, `e1`. Probes as by default; with transport
+    `http`, endpoints have no gRPC address."""
+    endpoints = [
+        EndpointSpec(id=f"e{index}", grpc=server.grpc)
+        if transport == "grpc"
+        else EndpointSpec(id=f"e{index}", http=server.http)
+        for index, server in enumerate(servers)
+    ]
     pool = PoolSpec(
         protocol="triton",
         model=model,
+        transport=transport,
         endpoints=endpoints,
         timeouts=TimeoutSpec(idle=f"{IDLE_S}s"),
         probe=probe or ProbeSpec(),
@@ -132,15 +142,16 @@ SLOW = {"text": "x" * 20, "cut": 1, "delay": 0.4, "deaf": True}
 """8 s of an answer."""
 
 
+@pytest.mark.parametrize(("model", "transport"), [("ensemble", "grpc"), ("llmapi", "grpc"), ("llmapi", "http")])
 async def test_streams_of_a_killed_model_end_in_errors_and_new_work_goes_elsewhere(
-    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession
+    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession, model: str, transport: Transport
 ) -> None:
-    async with running_gateway(fleet("ensemble", server)) as running:
+    async with running_gateway(fleet(model, server, transport=transport)) as running:
         async with streams(client, running, STREAMS, SLOW) as seen:
-            running.apply(file_documents(fleet("ensemble", server, other), content_hash="other"))
+            running.apply(file_documents(fleet(model, server, other, transport=transport), content_hash="other"))
             await running.until_phase("e1", "ready")
             killed = time.monotonic()
-            kill_model(server, "ensemble")
+            kill_model(server, model)
             await running.until_phase("e0", "unhealthy", IDLE_S)
             avoided = time.monotonic()
             after = await answered(client, running, 12, "after")
@@ -148,7 +159,7 @@ async def test_streams_of_a_killed_model_end_in_errors_and_new_work_goes_elsewhe
         assert [each.broke_off for each in seen] == [True] * STREAMS
         assert max(each.ended for each in seen) - killed < IDLE_S
         assert avoided - min(each.ended for each in seen) < 1
-        await server.reload("ensemble")
+        await server.reload(model)
         await running.until_phase("e0", "ready", 5)
         back = await answered(client, running, 12, "back")
         assert all(each.finished for each in back)
