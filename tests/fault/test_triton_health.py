@@ -24,6 +24,7 @@ from tests.contract.triton_models_server import TritonModels, triton_models
 from tests.harness import RunningGateway, running_gateway
 
 STREAMS = 20
+BOTH_TRANSPORTS = pytest.mark.parametrize(("model", "transport"), [("ensemble", "grpc"), ("llmapi", "http")])
 IDLE_S = 6
 
 
@@ -183,18 +184,19 @@ async def test_a_request_told_of_the_death_goes_elsewhere_and_ends_what_hangs_an
     await server.reload("ensemble")
 
 
+@BOTH_TRANSPORTS
 async def test_an_unloaded_model_is_avoided_until_it_is_loaded_again(
-    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession
+    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession, model: str, transport: Transport
 ) -> None:
-    async with running_gateway(fleet("ensemble", server, other)) as running, repository(server) as stub:
+    async with running_gateway(fleet(model, server, other, transport=transport)) as running, repository(server) as stub:
         async with streams(client, running, 8, {**SLOW, "delay": 0.1}) as seen:
-            await stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name="ensemble"))
+            await stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=model))
             unloaded = await answered(client, running, 12, "unloaded")
             assert {(each.endpoint, each.finished) for each in unloaded} == {("e1", True)}
             assert running.gateway.fleet.endpoints["e0"].phase == "unhealthy"
         assert {each.endpoint for each in seen} == {"e0", "e1"}
         assert all(each.finished for each in seen)
-        await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name="ensemble"))
+        await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=model))
         await running.until_phase("e0", "ready")
         loaded = await answered(client, running, 12, "loaded")
         assert "e0" in {each.endpoint for each in loaded}
@@ -220,10 +222,11 @@ async def test_a_full_queue_goes_elsewhere_or_to_the_client_and_never_against_th
         assert {each.endpoint for each in both} == {"e0", "e1"}
 
 
+@BOTH_TRANSPORTS
 async def test_a_server_that_shuts_down_is_avoided_at_once_and_finishes_its_streams(
-    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession
+    server: TritonModels, other: TritonModels, client: aiohttp.ClientSession, model: str, transport: Transport
 ) -> None:
-    async with running_gateway(fleet("ensemble", server, other)) as running:
+    async with running_gateway(fleet(model, server, other, transport=transport)) as running:
         async with streams(client, running, STREAMS, {**SLOW, "delay": 0.1}) as seen:
             os.kill(server.pid, signal.SIGTERM)
             after = await answered(client, running, 12, "after")
