@@ -5,6 +5,9 @@ model are all UNAVAILABLE, as is a connection that broke. Because streams ask fo
 as a status; servers that do not know it send `error_message` in the stream, a text without status, which is judged by
 the same words.
 
+Some of these texts quote the client: names of its tensors, its request id. So words are looked for anywhere only under
+a status that no mistake of a client's earns; elsewhere they count where a text begins, which is always Triton's own.
+
 What follows from a failure depends on whether the client could have seen text. Before, everything that did not run to
 its end by the request's own fault may be tried elsewhere; after, the answer broke off.
 """
@@ -15,14 +18,20 @@ import grpc
 
 from gateway.upstream.base import Failure, UpstreamError
 
-_QUEUE_FULL = re.compile(r"queue[ _]?size|queue is full|maximum queue", re.IGNORECASE)
+_QUEUE_FULL = re.compile(r"exceeds maximum queue|maximum queue|queue[ _]?size|queue is full", re.IGNORECASE)
 _WAITED_TOO_LONG = re.compile(r"timeout expired", re.IGNORECASE)
-_SHUTTING_DOWN = re.compile(r"shutting down|server is stopping|server exiting", re.IGNORECASE)
-_NOT_SERVED = re.compile(r"unknown model|not ready|unavailable model|no available versions", re.IGNORECASE)
-_STUB_DEAD = re.compile(r"stub process.*not healthy", re.IGNORECASE | re.DOTALL)
+_SHUTTING_DOWN = re.compile(r"(?:grpc )?server is shutting down|server is stopping|server exiting|shutting down", re.IGNORECASE)
+_NOT_SERVED = re.compile(
+    r"request for unknown model|model '[^']*' is not ready|unknown model|no available versions", re.IGNORECASE
+)
+_STUB_DEAD = re.compile(
+    r"(?:in ensemble '[^']*', )?(?:Failed to process the request\(s\) for model [^,]*, message: )?"
+    r"Stub process '[^']*' is not healthy"
+)
 _NEVER_CONNECTED = re.compile(r"failed to connect|name resolution|DNS resolution|no address", re.IGNORECASE)
 _NOBODY_THERE = re.compile(r"refused|resolution|no address|unreachable", re.IGNORECASE)
 _STREAM_BROKE = re.compile(r"RST_STREAM|stream removed|socket closed|connection reset|GOAWAY", re.IGNORECASE)
+_ENGINES_OWN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED})
 _CHANNEL_CODES = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED}
 )
@@ -40,7 +49,7 @@ _MESSAGE_LIMIT = 2000
 def from_status(code: grpc.StatusCode, details: str | None, *, endpoint: str, received: bool) -> UpstreamError:
     """The error for an RPC that ended with `code`. `received`: the engine had begun to answer."""
     text = details or code.name
-    if judged := _by_text(text, endpoint, received):
+    if judged := _by_text(text, endpoint, received, anywhere=code in _ENGINES_OWN):
         return judged
     if code is grpc.StatusCode.CANCELLED:
         return _cut_off(text, endpoint, received) if received else _busy(503, endpoint, "cancelled the request")
@@ -62,7 +71,7 @@ def from_status(code: grpc.StatusCode, details: str | None, *, endpoint: str, re
 
 def from_message(text: str, *, endpoint: str, received: bool) -> UpstreamError:
     """The error for an `error_message` inside a stream."""
-    if judged := _by_text(text, endpoint, received):
+    if judged := _by_text(text, endpoint, received, anywhere=False):
         return judged
     if "cancelled" in text.lower():
         return _cut_off(text, endpoint, received) if received else _busy(503, endpoint, "cancelled the request")
@@ -74,7 +83,7 @@ def from_http(status: int, text: str, *, endpoint: str, received: bool) -> Upstr
 
     Triton says 400 of most failures, whoever's fault they are, so that is what the client is told as well.
     """
-    if judged := _by_text(text, endpoint, received):
+    if judged := _by_text(text, endpoint, received, anywhere=False):
         return judged
     if status in (429, 503):
         return _busy(status, endpoint, "cannot take more now")
@@ -83,9 +92,9 @@ def from_http(status: int, text: str, *, endpoint: str, received: bool) -> Upstr
     )
 
 
-def _by_text(text: str, endpoint: str, received: bool) -> UpstreamError | None:
+def _by_text(text: str, endpoint: str, received: bool, *, anywhere: bool) -> UpstreamError | None:
     """What the words say, where they say more than the status."""
-    if _STUB_DEAD.search(text):
+    if is_stub_death(text):
         if received:
             return UpstreamError(
                 Failure.DIED, f"Engine {endpoint} broke off its answer: its model process has died.", 502, MODEL_DEAD
@@ -94,14 +103,18 @@ def _by_text(text: str, endpoint: str, received: bool) -> UpstreamError | None:
         return UpstreamError(Failure.CONNECT, f"Engine {endpoint} has no living model process.", 503, MODEL_DEAD)
     if received:
         return None
-    if _QUEUE_FULL.search(text):
+
+    def says(words: re.Pattern[str]) -> bool:
+        return (words.search(text) if anywhere else words.match(text)) is not None
+
+    if says(_QUEUE_FULL):
         return _busy(429, endpoint, "has a full queue")
-    if _WAITED_TOO_LONG.search(text):
+    if says(_WAITED_TOO_LONG):
         return _busy(503, endpoint, "had the request in its queue for too long")
-    if _SHUTTING_DOWN.search(text):
+    if says(_SHUTTING_DOWN):
         # Nothing was run, and nothing will be: as good as gone, though its running streams go on to their ends.
         return UpstreamError(Failure.CONNECT, f"Engine {endpoint} is shutting down.", 503, "engine_stopping")
-    if _NOT_SERVED.search(text):
+    if says(_NOT_SERVED):
         return UpstreamError(
             Failure.CONNECT, f"Engine {endpoint} does not serve the model now.", 503, "model_unavailable"
         )
@@ -110,7 +123,7 @@ def _by_text(text: str, endpoint: str, received: bool) -> UpstreamError | None:
 
 def is_stub_death(details: str | None) -> bool:
     """Whether an error says that the process behind a Python-backend model is gone."""
-    return details is not None and _STUB_DEAD.search(details) is not None
+    return details is not None and _STUB_DEAD.match(details) is not None
 
 
 def is_channels_own(code: grpc.StatusCode, details: str) -> bool:
