@@ -20,7 +20,9 @@ from gateway.upstream.base import Failure, UpstreamError
 
 _QUEUE_FULL = re.compile(r"exceeds maximum queue|maximum queue|queue[ _]?size|queue is full", re.IGNORECASE)
 _WAITED_TOO_LONG = re.compile(r"timeout expired", re.IGNORECASE)
-_SHUTTING_DOWN = re.compile(r"(?:grpc )?server is shutting down|server is stopping|server exiting|shutting down", re.IGNORECASE)
+_SHUTTING_DOWN = re.compile(
+    r"(?:grpc )?server is shutting down|server is stopping|server exiting|shutting down", re.IGNORECASE
+)
 _NOT_SERVED = re.compile(
     r"request for unknown model|model '[^']*' is not ready|unknown model|no available versions", re.IGNORECASE
 )
