@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from msgspec import structs
 
 from router.spec.fleet import FleetSpec, GatewaySpec, RedisSpec
-from router.spec.references import GRPC_IS_RESERVED, listeners
+from router.spec.references import listeners
 from router.spec.strict import Problem
 from router.spec.wording import choice_fault, did_you_mean, pattern_of, text_fault
 
@@ -94,6 +94,4 @@ def read_settings(environ: Mapping[str, str]) -> tuple[Settings, list[Problem], 
         for name in sorted(environ)
         if name.startswith("HEADRACE_") and name not in (*VARIABLES, *_OF_COMMANDS)
     ]
-    if "grpc" in settings.listen:
-        warnings.append(Problem(ADDRESSES["grpc"], GRPC_IS_RESERVED))
     return settings, problems, warnings

@@ -60,6 +60,7 @@ def fleet_spec(triton_a: Triton, triton_b: Triton, llama: Llama, valkey: Valkey)
     ports = FleetPorts(
         http=0,
         admin=0,
+        grpc=0,
         valkey=_port(valkey.url),
         triton_a=_triton_ports(triton_a),
         triton_b=_triton_ports(triton_b),

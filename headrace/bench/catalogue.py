@@ -40,4 +40,4 @@ def find_bench(name: str) -> Bench:
     except ModuleNotFoundError as error:
         if error.name != "psutil":
             raise
-        raise BenchError("psutil is missing, which benches measure CPU time with: install it with pip install psutil") from None
+        raise BenchError("benches measure CPU time with psutil, which is missing: pip install psutil") from None

@@ -49,6 +49,7 @@ def up(
     ] = 128,
     http_port: Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="The gateway's OpenAI API.")] = 8000,
     admin_port: Annotated[int, typer.Option(min=1, max=65535, metavar="PORT", help="The gateway's admin API.")] = 9090,
+    grpc_port: Port = None,
     valkey_port: Port = None,
     triton_a_port: TritonPort = None,
     triton_b_port: TritonPort = None,
@@ -81,7 +82,7 @@ def up(
     route = DEFAULT_ROUTE if model is None else model
     if route not in ROUTES:
         raise _ended(err, f"--model {route} is no route of this fleet: choose from {', '.join(ROUTES)}", 2)
-    ports = PortOptions(http_port, admin_port, valkey_port, triton_a_port, triton_b_port, llama_port)
+    ports = PortOptions(http_port, admin_port, valkey_port, grpc_port, triton_a_port, triton_b_port, llama_port)
     asked = Question(question, route, max_tokens, as_json) if question is not None else None
     try:
         status = run_fleet(ports, asked, out=Console(file=sys.stdout), err=err)

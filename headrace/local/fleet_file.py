@@ -39,6 +39,7 @@ class FleetPorts:
 
     http: int
     admin: int
+    grpc: int
     valkey: int
     triton_a: TritonPorts
     triton_b: TritonPorts
@@ -64,7 +65,9 @@ def fleet_spec(ports: FleetPorts) -> FleetSpec:
             ),
         },
         routes=dict(ROUTES),
-        gateway=GatewaySpec(http=f"{LOOPBACK}:{ports.http}", admin=f"{LOOPBACK}:{ports.admin}"),
+        gateway=GatewaySpec(
+            http=f"{LOOPBACK}:{ports.http}", grpc=f"{LOOPBACK}:{ports.grpc}", admin=f"{LOOPBACK}:{ports.admin}"
+        ),
     )
 
 

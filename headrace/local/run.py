@@ -52,6 +52,7 @@ class PortOptions:
     http: int
     admin: int
     valkey: int | None = None
+    grpc: int | None = None
     triton_a: int | None = None
     triton_b: int | None = None
     llama: int | None = None
@@ -61,6 +62,7 @@ class PortOptions:
         singles = [
             (self.http, "gateway's HTTP API", "--http-port"),
             (self.admin, "gateway's admin API", "--admin-port"),
+            (self.grpc, "gateway's gRPC API", "--grpc-port"),
             (self.valkey, "Valkey server", "--valkey-port"),
             (self.llama, "llama.cpp server", "--llama-port"),
         ]
@@ -85,7 +87,7 @@ def settle_ports(options: PortOptions) -> FleetPorts:
             )
         users[port] = option
         require_free(port, what=what, option=option)
-    free = iter(free_ports(8, users))
+    free = iter(free_ports(9, users))
 
     def triton(first: int | None) -> TritonPorts:
         if first is None:
@@ -95,6 +97,7 @@ def settle_ports(options: PortOptions) -> FleetPorts:
     return FleetPorts(
         http=options.http,
         admin=options.admin,
+        grpc=options.grpc or next(free),
         valkey=options.valkey or next(free),
         triton_a=triton(options.triton_a),
         triton_b=triton(options.triton_b),
@@ -206,6 +209,7 @@ async def _answer(run: _Run, question: Question, ready_s: float) -> int:
 WELCOME = """\
 ready in {ready_s:.1f} s
   OpenAI API  {url}/v1
+  KServe API  {url}/v2, grpc://{grpc}  (as Triton's clients speak it)
   admin API   http://{admin}  (/readyz, /metrics)
   models      smollm2, smollm2-triton, smollm2-llama
 
@@ -224,7 +228,12 @@ def _welcome(run: _Run, ready_s: float) -> None:
         }
     )
     text = WELCOME.format(
-        ready_s=ready_s, url=run.url, admin=f"{LOOPBACK}:{run.ports.admin}", body=body, stop_s=GATEWAY_STOP_S
+        ready_s=ready_s,
+        url=run.url,
+        admin=f"{LOOPBACK}:{run.ports.admin}",
+        grpc=f"{LOOPBACK}:{run.ports.grpc}",
+        body=body,
+        stop_s=GATEWAY_STOP_S,
     )
     run.out.print(text, soft_wrap=True, markup=False, highlight=False)
 

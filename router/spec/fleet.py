@@ -175,7 +175,7 @@ class GatewaySpec(Spec, frozen=True, kw_only=True):
 
     http: ListenAddress = ":8000"
     grpc: ListenAddress | None = None
-    """Reserved for the KServe gRPC front; nothing listens there yet."""
+    """Where the gRPC API listens (KServe v2, as Triton's clients speak it); without it there is none."""
     admin: ListenAddress = "127.0.0.1:9090"
     body_limit: Size = "32MiB"
     """Largest request body taken on `/v1`."""

@@ -22,8 +22,6 @@ from router.spec.wording import did_you_mean, pattern_of, text_fault
 
 Path = tuple[str | int, ...]
 
-GRPC_IS_RESERVED = "is reserved for the gRPC front; nothing listens there yet"
-
 
 class Fault(NamedTuple):
     """What is wrong with one field of a part."""
@@ -55,8 +53,6 @@ def findings(fleet: FleetSpec, pools: Collection[str]) -> Iterator[Finding]:
     else:
         yield from _unused_pools(fleet)
     yield from listeners(fleet.gateway)
-    if fleet.gateway.grpc is not None:
-        yield Finding(("gateway", "grpc"), GRPC_IS_RESERVED, warning=True)
 
 
 def address_fault(endpoint: EndpointSpec, pool: PoolSpec) -> Fault | None:

@@ -27,7 +27,7 @@ from headrace.local.run_dir import KEEP_LOGS_S, RunDir, clear_dead_runs
 from headrace.local.wheels import find_wheels
 from router.spec.strict import read_fleet
 
-PORTS = FleetPorts(8000, 9090, 1, TritonPorts(2, 3, 4), TritonPorts(5, 6, 7), 8)
+PORTS = FleetPorts(8000, 9090, 8001, 1, TritonPorts(2, 3, 4), TritonPorts(5, 6, 7), 8)
 
 
 @given(st.lists(st.floats(min_value=0, max_value=100), max_size=30))
@@ -93,7 +93,7 @@ def test_the_fleet_file_is_read_back_strictly_without_a_problem(tmp_path: Path) 
     }
     assert written["routes"]["smollm2-triton"] == {"pool": "smollm-triton", "fallback": ["smollm-llama"]}
     assert [entry["pool"] for entry in written["routes"]["smollm2"]["pools"]] == ["smollm-triton", "smollm-llama"]
-    assert written["gateway"] == {"http": "127.0.0.1:8000", "admin": "127.0.0.1:9090"}
+    assert written["gateway"] == {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001", "admin": "127.0.0.1:9090"}
 
 
 def test_paths_with_quotes_stay_whole_in_the_model_configuration() -> None:

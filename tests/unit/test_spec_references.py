@@ -65,7 +65,6 @@ def test_a_contradiction_is_named_where_it_stands(old: str, new: str, line: int,
         ("    chat_template: {text: x}\n", "", "pools.smollm", "no `chat_template`: chat requests are refused"),
         ('[{id: c, http: "http://h:3"}]', "[]", "pools.llama", "no endpoints: it serves nothing"),
         ("routes:", "  spare: {protocol: openai, model: m, endpoints: [{id: d, http: 'http://h:4'}]}\nroutes:", "pools.spare", "no route leads to it"),
-        ("gateway: {", "gateway: {grpc: ':8001', ", "gateway.grpc", "nothing listens there yet"),
     ],
 )  # fmt: skip
 def test_what_works_but_cannot_be_meant_is_a_warning(old: str, new: str, path: str, words: str) -> None:
