@@ -2,7 +2,7 @@
 
 A request can be hundreds of megabytes of tensors of which routing wants a name, a few parameters and the beginning of
 a prompt. So the protobuf wire format is walked instead of parsed: every field says how long it is, and what is not
-asked for is stepped over in one addition. Nothing is copied but the prompt itself.
+asked for is stepped over in one addition. Nothing is copied but names and the prompt itself.
 
 Field numbers are those of `grpc_service.proto` (triton-inference-server/common): of `ModelInferRequest` model_name 1,
 model_version 2, id 3, parameters 4, inputs 5, raw_input_contents 7. Raw contents belong to the inputs in their order,
@@ -23,7 +23,7 @@ VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 Field = tuple[int, int, int, int]
 """A field's number, its wire type, and the start and end of its payload; of a varint, its value and its end."""
 
-_PROMPT_TENSORS = ("text_input", "input_ids")
+_PROMPT_TENSORS = (b"text_input", b"input_ids")
 _SHARED_MEMORY = b"shared_memory_region"
 
 
@@ -46,37 +46,45 @@ class Inference:
 
 @dataclass(slots=True)
 class _Input:
-    name: str = ""
-    datatype: str = ""
-    shared_memory: bool = False
-    contents: tuple[int, int] | None = None
+    """An input that may hold the prompt."""
+
+    name: bytes
+    datatype: bytes
+    contents: tuple[int, int] | None
+    raw: int
+    """Its place among the raw contents; -1: in shared memory."""
 
 
-def fields(message: memoryview, start: int = 0, end: int | None = None) -> Iterator[Field]:
+def fields(message: bytes, start: int = 0, end: int | None = None) -> Iterator[Field]:
     """The fields of `message[start:end]` in order. Raises MalformedError."""
     end = len(message) if end is None else end
     while start < end:
-        tag, start = _varint(message, start, end)
-        number, wire = tag >> 3, tag & 7
+        tag = message[start]
+        if tag < 0x80:  # as nearly all are: of one byte
+            start += 1
+        else:
+            tag, start = _varint(message, start, end)
+        wire = tag & 7
         if wire == LENGTH_DELIMITED:
-            length, start = _varint(message, start, end)
-            stop = start + length
-            found = (number, wire, start, stop)
+            if start < end and message[start] < 0x80:
+                length = message[start]
+                start += 1
+            else:
+                length, start = _varint(message, start, end)
+            first, stop = start, start + length
         elif wire == VARINT:
-            value, stop = _varint(message, start, end)
-            found = (number, wire, value, stop)
+            first, stop = _varint(message, start, end)
         elif wire in (FIXED64, FIXED32):
-            stop = start + (8 if wire == FIXED64 else 4)
-            found = (number, wire, start, stop)
+            first, stop = start, start + (8 if wire == FIXED64 else 4)
         else:
             raise MalformedError(f"a field of wire type {wire}")
-        if stop > end or number == 0:
-            raise MalformedError("a field that ends behind its message")
-        yield found
+        if stop > end or tag < 8:
+            raise MalformedError("a field that ends behind its message, or has no number")
+        yield tag >> 3, wire, first, stop
         start = stop
 
 
-def text_of(message: memoryview, wanted: int) -> str:
+def text_of(message: bytes, wanted: int) -> str:
     """The value of a string field, the last one if there are several, empty if there is none."""
     value = ""
     for number, wire, start, end in fields(message):
@@ -90,29 +98,31 @@ def read_infer(message: bytes, *, stream: bool, otherwise: int) -> Inference:
 
     Raises MalformedError.
     """
-    view = memoryview(message)
     model = id_ = version = ""
     sequence: int | str = 0
     inputs: list[_Input] = []
     raw: list[tuple[int, int]] = []
-    for number, wire, start, end in fields(view):
+    place = 0
+    for number, wire, start, end in fields(message):
         if wire != LENGTH_DELIMITED:
             continue
         if number == 7:
             raw.append((start, end))
         elif number == 5:
-            inputs.append(_read_input(view, start, end))
+            read, place = _read_input(message, start, end, place)
+            if read is not None:
+                inputs.append(read)
         elif number == 4:
-            if (given := _sequence_id(view, start, end)) is not None:
+            if (given := _sequence_id(message, start, end)) is not None:
                 sequence = given
         elif number == 1:
-            model = _text(view, start, end)
+            model = _text(message, start, end)
         elif number == 2:
-            version = _text(view, start, end)
+            version = _text(message, start, end)
         elif number == 3:
-            id_ = _text(view, start, end)
+            id_ = _text(message, start, end)
     seed = chain_seed(model, "")
-    canonical = _prompt(view, inputs, raw)
+    canonical = _prompt(message, inputs, raw)
     if sequence:
         key = session_key(str(sequence))
     elif canonical:
@@ -129,7 +139,7 @@ def query_view(model: str, otherwise: int) -> PromptView:
     return PromptView("kserve", model, False, False, frozenset(), b"", chain_seed(model, ""), key)
 
 
-def _varint(message: memoryview, start: int, end: int) -> tuple[int, int]:
+def _varint(message: bytes, start: int, end: int) -> tuple[int, int]:
     """An unsigned varint and where it ends."""
     value = shift = 0
     while start < end and shift < 70:
@@ -142,14 +152,14 @@ def _varint(message: memoryview, start: int, end: int) -> tuple[int, int]:
     raise MalformedError("a number without end")
 
 
-def _text(message: memoryview, start: int, end: int) -> str:
+def _text(message: bytes, start: int, end: int) -> str:
     try:
-        return str(message[start:end], "utf-8")
+        return message[start:end].decode()
     except UnicodeDecodeError:
         raise MalformedError("a string that is not UTF-8") from None
 
 
-def _sequence_id(message: memoryview, start: int, end: int) -> int | str | None:
+def _sequence_id(message: bytes, start: int, end: int) -> int | str | None:
     """The value of a `parameters` entry if its key is `sequence_id`, a number or a string."""
     key, value = "", None
     for number, wire, at, stop in fields(message, start, end):
@@ -168,43 +178,40 @@ def _sequence_id(message: memoryview, start: int, end: int) -> int | str | None:
     return found
 
 
-def _read_input(message: memoryview, start: int, end: int) -> _Input:
-    read = _Input()
+def _read_input(message: bytes, start: int, end: int, raw: int) -> tuple[_Input | None, int]:
+    """An input if it may hold the prompt, and the place of the next among the raw contents; `raw` is its own."""
+    name = datatype = b""
+    contents = None
+    shared = False
     for number, wire, at, stop in fields(message, start, end):
         if wire != LENGTH_DELIMITED:
             continue
         if number == 1:
-            read.name = _text(message, at, stop)
+            name = message[at:stop]
         elif number == 2:
-            read.datatype = _text(message, at, stop)
+            datatype = message[at:stop]
         elif number == 4:
-            read.shared_memory = read.shared_memory or _SHARED_MEMORY in bytes(message[at:stop])
+            shared = shared or _SHARED_MEMORY in message[at:stop]
         elif number == 5:
-            read.contents = (at, stop)
-    return read
+            contents = (at, stop)
+    found = _Input(name, datatype, contents, -1 if shared else raw) if name in _PROMPT_TENSORS else None
+    return found, raw if shared else raw + 1
 
 
-def _prompt(message: memoryview, inputs: list[_Input], raw: list[tuple[int, int]]) -> bytes:
+def _prompt(message: bytes, inputs: list[_Input], raw: list[tuple[int, int]]) -> bytes:
     """The prompt's text, or its token ids as they are encoded; empty if there is none to be found."""
-    position = 0
-    found: dict[str, bytes] = {}
+    found: dict[bytes, bytes] = {}
     for read in inputs:
-        tensor = None
-        if raw and not read.shared_memory:
-            tensor = raw[position] if position < len(raw) else None
-            position += 1
-        if read.name not in _PROMPT_TENSORS:
-            continue
-        if tensor is not None:
-            payload = message[slice(*tensor)]
-            found[read.name] = _first_element(payload) if read.datatype == "BYTES" else bytes(payload)
+        if 0 <= read.raw < len(raw):
+            start, end = raw[read.raw]
+            found[read.name] = _first_element(message, start, end) if read.datatype == b"BYTES" else message[start:end]
         elif read.contents is not None:
             first = next((f for f in fields(message, *read.contents) if f[1] == LENGTH_DELIMITED), None)
-            found[read.name] = bytes(message[first[2] : first[3]]) if first is not None else b""
+            found[read.name] = message[first[2] : first[3]] if first is not None else b""
     return next((found[name] for name in _PROMPT_TENSORS if found.get(name)), b"")
 
 
-def _first_element(payload: memoryview) -> bytes:
+def _first_element(message: bytes, start: int, end: int) -> bytes:
     """The first element of a BYTES tensor; of a malformed one, what there is of it: the engine will refuse it."""
-    length = int.from_bytes(payload[:4], "little")
-    return bytes(payload[4 : 4 + length])
+    length = int.from_bytes(message[start : min(start + 4, end)], "little")
+    return message[start + 4 : min(start + 4 + length, end)]

@@ -4,8 +4,8 @@ Only what is known to be harmless goes on (`_PASSED`): credentials are the gatew
 told is told in the request's parameters, which pass through untouched.
 """
 
+import os
 import re
-import uuid
 from typing import Any
 
 from gateway.upstream.triton.raw import Metadata
@@ -24,7 +24,7 @@ class ClientMetadata:
     def __init__(self, context: Any) -> None:
         given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         asked = given.get(REQUEST_ID, "")
-        self.request_id = asked if _REQUEST_ID.match(asked) else uuid.uuid4().hex
+        self.request_id = asked if _REQUEST_ID.match(asked) else os.urandom(16).hex()
         """The client's id of the RPC, or one made for it."""
         self.passed: Metadata = (
             (REQUEST_ID, self.request_id), *((name, given[name]) for name in _PASSED if name in given),

@@ -72,7 +72,7 @@ class Unary:
                 answer = await self._ask(
                     "ModelInfer", message, found.prompt, exchange, metadata, versioned=found.versioned
                 )
-                await _place(context, metadata, exchange)
+                _place(context, metadata, exchange)
                 status = OK
                 return answer + wire.name_field(found.prompt.model)
             except (ApiError, UpstreamError, MalformedError) as error:
@@ -93,13 +93,12 @@ class Unary:
             metadata = ClientMetadata(context)
             with Exchange(self._requests.live, _CLIENT) as exchange:
                 try:
-                    view = memoryview(message)
-                    name, versioned = text_of(view, 1), bool(text_of(view, 2))
+                    name, versioned = text_of(message, 1), bool(text_of(message, 2))
                     if not name and query.method == "ModelStatistics":
                         return await self._all_statistics(metadata)
                     prompt = query_view(name, self._requests.turn())
                     answer = await self._ask(query.method, message, prompt, exchange, metadata, versioned=versioned)
-                    await _place(context, metadata, exchange)
+                    _place(context, metadata, exchange)
                     return query.named(answer, name)
                 except (ApiError, UpstreamError, MalformedError) as error:
                     if query.method == "ModelReady" and not isinstance(error, MalformedError):
@@ -147,11 +146,12 @@ class Unary:
         return await self._requests.first_willing(exchange, decided, metadata.request_id, send)
 
 
-async def _place(context: Any, metadata: ClientMetadata, exchange: Exchange) -> None:
-    """Tell the client who answers, ahead of the answer."""
+def _place(context: Any, metadata: ClientMetadata, exchange: Exchange) -> None:
+    """Tell the client who answers. It comes behind the answer, since gRPC's asyncio server sends metadata ahead of it
+    only in an operation of its own, which costs a tenth of the whole call."""
     attempt = exchange.attempt
     assert attempt is not None
-    await context.send_initial_metadata(metadata.answer(exchange.route, attempt.endpoint.id))
+    context.set_trailing_metadata(metadata.answer(exchange.route, attempt.endpoint.id))
 
 
 async def refuse(context: Any, status: Status, metadata: ClientMetadata, exchange: Exchange) -> bytes:

@@ -42,9 +42,8 @@ def stream_name(name: str) -> bytes:
 
 def statistics_named(response: bytes, name: str) -> bytes:
     """A `ModelStatisticsResponse` with `name` in each of its entries, which repeat and so cannot be appended to."""
-    view = memoryview(response)
-    entries = (f for f in fields(view) if f[0] == 1 and f[1] == LENGTH_DELIMITED)
-    return b"".join(delimited(1, bytes(view[start:end]) + name_field(name)) for _, _, start, end in entries)
+    entries = (f for f in fields(response) if f[0] == 1 and f[1] == LENGTH_DELIMITED)
+    return b"".join(delimited(1, response[start:end] + name_field(name)) for _, _, start, end in entries)
 
 
 def renamed(message: bytes, named: bytes) -> bytes:
@@ -52,9 +51,8 @@ def renamed(message: bytes, named: bytes) -> bytes:
     before the model has none."""
     if is_answer(message):
         return message + named
-    view = memoryview(message)
-    for number, wire, start, end in fields(view):
-        if number == 2 and wire == LENGTH_DELIMITED and any(f[0] == 1 for f in fields(view, start, end)):
+    for number, wire, start, end in fields(message):
+        if number == 2 and wire == LENGTH_DELIMITED and any(f[0] == 1 for f in fields(message, start, end)):
             return message + named
     return message
 
@@ -67,7 +65,7 @@ def is_answer(message: bytes) -> bool:
 def error_text(message: bytes) -> str:
     """The `error_message` of a `ModelStreamInferResponse`."""
     try:
-        return text_of(memoryview(message), 1)
+        return text_of(message, 1)
     except MalformedError:
         return ""
 

@@ -138,7 +138,7 @@ async def infer(opened: grpc.aio.Channel, request: Any, metadata: Metadata = ())
         response = await call
     except grpc.aio.AioRpcError as error:
         return Unary(error.code(), error.details() or "", None, dict(error.trailing_metadata() or ()))
-    return Unary(grpc.StatusCode.OK, "", response, dict(await call.initial_metadata()))
+    return Unary(grpc.StatusCode.OK, "", response, dict(await call.trailing_metadata()))
 
 
 @dataclass(frozen=True)
