@@ -53,12 +53,23 @@ class Metrics:
             ("endpoint", "reason"),
             registry=self.registry,
         )
+        self._answered: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        """Series looked up before: finding them by their labels costs more than counting."""
         self.upstream_failures = Counter(
             "headrace_upstream_failures",
             "Requests that failed at an endpoint, by the kind of failure.",
             ("endpoint", "failure"),
             registry=self.registry,
         )
+
+    def answered(self, api: str, route: str, status: int, seconds: float) -> None:
+        """Count a request that was answered after `seconds`."""
+        series = self._answered.get((api, route, status))
+        if series is None:
+            series = self.requests.labels(api, route, status), self.duration.labels(api, route)
+            self._answered[api, route, status] = series
+        series[0].inc()
+        series[1].observe(seconds)
 
     def forget_endpoint(self, id_: str) -> None:
         """Drop the series of an endpoint that left the fleet: pods come with ever new names."""
@@ -67,6 +78,7 @@ class Metrics:
 
     def forget_route(self, name: str) -> None:
         """Drop the series of a route that is no more."""
+        self._answered.clear()
         for metric in (self.requests, self.duration, self.ttft):
             metric.remove_by_labels({"route": name})
 

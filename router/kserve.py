@@ -129,7 +129,7 @@ def read_infer(message: bytes, *, stream: bool, otherwise: int) -> Inference:
         key = conversation_key(memoryview(canonical)[:RAW_PROMPT_KEY_BYTES], seed)
     else:
         key = xxh3_64_intdigest(otherwise.to_bytes(8, "little"))
-    prompt = PromptView("kserve", model, stream, False, frozenset(), canonical, seed, key)
+    prompt = PromptView("kserve", model, stream, False, frozenset(), canonical, seed, key, bool(sequence))
     return Inference(prompt, id_, bool(version), sequence)
 
 

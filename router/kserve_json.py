@@ -102,7 +102,7 @@ def view(route: str, opening: Opening, session: str | None, turn: int) -> Prompt
         key = conversation_key(opening.prompt, seed)
     else:
         key = session_key(str(turn))
-    return PromptView("kserve", route, False, False, frozenset(), opening.prompt, seed, key)
+    return PromptView("kserve", route, False, False, frozenset(), opening.prompt, seed, key, bool(opening.sequence))
 
 
 def _infer_prompt(header: bytes) -> bytes:

@@ -49,6 +49,8 @@ def plan(prompt: PromptView, fleet: FleetView) -> Plan:
             continue
         order = preference(prompt.key, serving)
         home = order[0]
+        if prompt.pinned:
+            return Plan(route, (Attempt(home, pool, "affinity"),))
         for endpoint in within_bounds(order):
             reason: Reason = "fallback" if attempts else "affinity" if endpoint is home else "spill"
             attempts.append(Attempt(endpoint, pool, reason))

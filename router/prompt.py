@@ -135,6 +135,8 @@ class PromptView:
     """Seed of its prefix chain (64 bits)."""
     key: int
     """Conversation key (64 bits)."""
+    pinned: bool = False
+    """Only the conversation's home will do, however loaded: it holds state that is nowhere else."""
 
     def chain(self) -> list[int]:
         """The hashes of the prompt's whole blocks."""

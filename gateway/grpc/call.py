@@ -2,8 +2,8 @@
 
 gRPC's asyncio calls cancel their RPC as soon as a task that waits on them is cancelled, but a Triton before 2.53 must
 not get many cancels at once (`gateway.upstream.triton.cancels`). So nobody waits on them in a task that can be
-cancelled: a unary call is waited for through a future of our own, and streams are read by tasks that only ever end by
-themselves, when the RPC under them does.
+cancelled: a unary call to such a server is waited for through a future of our own, and streams are read by tasks that
+only ever end by themselves, when the RPC under them does.
 """
 
 import asyncio
@@ -53,21 +53,26 @@ class UnaryCall(RawCall):
 
     def __init__(self, raw: RawTriton, rpc: Any, *, versioned: bool) -> None:
         super().__init__(raw, rpc, versioned=versioned)
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        rpc.add_done_callback(self._end)
+        self._ended: asyncio.Future[None] | None = None
+        if raw.paced:
+            self._ended = self._loop.create_future()
+            rpc.add_done_callback(self._end)
 
     async def response(self) -> bytes:
         """The answer. Raises UpstreamError."""
-        await self._ended
-        rpc, self._rpc = self._rpc, _ENDED  # which holds the answer, and would keep it as long as the request lives
-        if self._error is not None:
-            raise self._error
+        if self._ended is not None:
+            await self._ended
+            if self._error is not None:
+                raise self._error
         try:
-            message: bytes = await rpc
+            message: bytes = await self._rpc
         except grpc.aio.AioRpcError as error:
             raise self._failed(error) from None
         except asyncio.CancelledError:
             raise self._cancelled() from None
+        finally:
+            if self._rpc.done():
+                self._rpc = _ENDED  # it holds the answer, and would keep it as long as the request lives
         self.answering = True
         return message
 
@@ -76,7 +81,7 @@ class UnaryCall(RawCall):
         self._end()
 
     def _end(self, _: object = None) -> None:
-        if not self._ended.done():
+        if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
 

@@ -58,8 +58,7 @@ class Requests:
     def observe(self, exchange: Exchange, status: Status, first_write: float = 0.0) -> None:
         """Count a request that has ended; `first_write` is the loop time of a stream's first message."""
         route = exchange.route or UNKNOWN_ROUTE
-        self._metrics.requests.labels(API, route, status.http).inc()
-        self._metrics.duration.labels(API, route).observe(self.live.now() - exchange.started)
+        self._metrics.answered(API, route, status.http, self.live.now() - exchange.started)
         if first_write:
             self._metrics.ttft.labels(API, route).observe(first_write - exchange.started)
 

@@ -123,7 +123,7 @@ class Session:
 
     def placed(self) -> Any:
         """What is said about where the stream's first request went."""
-        return self.metadata.answer(self._route, self._endpoint)
+        return self.metadata.answer(self._endpoint)
 
     async def write(self, message: bytes) -> None:
         """Send a message. Raises ClientGoneError."""

@@ -151,12 +151,11 @@ def _place(context: Any, metadata: ClientMetadata, exchange: Exchange) -> None:
     only in an operation of its own, which costs a tenth of the whole call."""
     attempt = exchange.attempt
     assert attempt is not None
-    context.set_trailing_metadata(metadata.answer(exchange.route, attempt.endpoint.id))
+    context.set_trailing_metadata(metadata.answer(attempt.endpoint.id))
 
 
 async def refuse(context: Any, status: Status, metadata: ClientMetadata, exchange: Exchange) -> bytes:
     """End a call with a status. Raises always."""
     endpoint = exchange.attempt.endpoint.id if exchange.attempt is not None else NOBODY
-    route = exchange.route or NOBODY
-    await context.abort(status.code, status.details, trailing_metadata=metadata.answer(route, endpoint))
+    await context.abort(status.code, status.details, trailing_metadata=metadata.answer(endpoint))
     raise AssertionError("abort raises")

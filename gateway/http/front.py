@@ -136,8 +136,7 @@ class Front:
     def _observe(self, api: Api, exchange: Exchange, response: ClientResponse) -> None:
         route = exchange.route or UNKNOWN_ROUTE
         metrics = self._metrics
-        metrics.requests.labels(api, route, response.status).inc()
-        metrics.duration.labels(api, route).observe(self._live.now() - exchange.started)
+        metrics.answered(api, route, response.status, self._live.now() - exchange.started)
         if exchange.streamed and response.first_write:
             metrics.ttft.labels(api, route).observe(response.first_write - exchange.started)
 

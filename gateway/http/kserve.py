@@ -27,11 +27,10 @@ from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
 from gateway.http.request_body import RequestBody
 from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
 from gateway.upstream.base import UpstreamError
-from router.affinity import preference
 from router.errors import ApiError, invalid
 from router.fleet import Endpoint, Route
 from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
-from router.plan import SERVING, Attempt, Plan, plan
+from router.plan import SERVING, Plan, plan
 
 PASSED_REQUEST_HEADERS = (
     "accept",
@@ -183,8 +182,7 @@ class KServeFront:
     def _observe(self, exchange: Exchange, response: ClientResponse) -> None:
         route = exchange.route or UNKNOWN_ROUTE
         metrics = self._metrics
-        metrics.requests.labels("kserve", route, response.status).inc()
-        metrics.duration.labels("kserve", route).observe(self._live.now() - exchange.started)
+        metrics.answered("kserve", route, response.status, self._live.now() - exchange.started)
         if exchange.streamed and response.first_write:
             metrics.ttft.labels("kserve", route).observe(response.first_write - exchange.started)
 
@@ -210,8 +208,6 @@ class KServeFront:
             if asked.operation == "ready":
                 raise _unknown(asked) from None
             raise
-        if opening.sequence:
-            decided = _pinned(decided, prompt.key)
         exchange.route = decided.route.name
         response.headers += (("x-headrace-route", exchange.route),)
         sending = Sending(asked, request.method, request_id, _passed_headers(request), start, body)
@@ -287,13 +283,6 @@ def _over_http(decided: Plan) -> Plan:
             f"No ready endpoint of {decided.route.name!r} has an `http` address in the fleet: call it over gRPC."
         )
     return Plan(decided.route, attempts)
-
-
-def _pinned(decided: Plan, key: int) -> Plan:
-    """A sequence's state is at its home, however loaded that is, and nowhere else."""
-    pool = decided.attempts[0].pool
-    home = preference(key, [attempt.endpoint for attempt in decided.attempts if attempt.pool is pool])[0]
-    return Plan(decided.route, (Attempt(home, pool, "affinity"),))
 
 
 def _entry(route: Route) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What the router's first layer promises: computable affinity, bounded loads, honest refusals."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -94,6 +95,14 @@ def test_a_conversation_stays_home_until_home_is_over_the_bound_and_then_spills(
     home.endpoint.state.in_flight = LOAD_FLOOR
     spilled = plan(request(), view).attempts[0]
     assert (spilled.endpoint is home.endpoint, spilled.reason) == (False, "spill")
+
+
+def test_a_pinned_conversation_goes_home_however_loaded_home_is_and_nowhere_else() -> None:
+    view = fleet({"p": 3}, {"m": RouteSpec(pool="p")})
+    home = plan(request(), view).attempts[0].endpoint
+    home.state.in_flight = 1000
+    pinned = replace(request(), pinned=True)
+    assert [attempt.endpoint for attempt in plan(pinned, view).attempts] == [home]
 
 
 def test_a_plan_lists_every_endpoint_that_can_serve_the_fallback_pools_last() -> None:

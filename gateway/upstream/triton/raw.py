@@ -80,6 +80,11 @@ class RawTriton:
         """Start a `ModelStreamInfer` to write requests to."""
         return self._started(self._infer_stream, metadata=metadata)
 
+    @property
+    def paced(self) -> bool:
+        """Whether an RPC may have to wait for its turn to be cancelled."""
+        return self._canceller.paced
+
     def cancel(self, rpc: Rpc) -> None:
         """Cancel an RPC of this server, when it is its turn."""
         self._canceller.cancel(rpc)
