@@ -124,7 +124,7 @@ class SharedStream:
             return first
 
         first = await session.requests.first_willing(exchange, decided, session.metadata.request_id, send)
-        session.place(exchange.route, self._attempt)
+        session.place(self._attempt)
         exchange.call = None  # the stream outlives its first request
         self._named = wire.stream_name(found.prompt.model)
         await self._pass_on(first)

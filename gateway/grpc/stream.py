@@ -33,7 +33,7 @@ from gateway.grpc.requests import Requests
 from gateway.grpc.shared import SharedStream
 from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
 from gateway.grpc.stream_errors import ClientGoneError, ReportedError, raise_if_retryable
-from gateway.grpc.unary import NOBODY
+from gateway.http.client_response import NOBODY
 from gateway.upstream.base import UpstreamError
 from gateway.upstream.triton.raw import RawTriton
 from router.errors import ApiError
@@ -90,7 +90,7 @@ class Session:
         self._one_by_one = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._shared: dict[str, SharedStream] = {}
-        self._route = self._endpoint = NOBODY
+        self._endpoint = NOBODY
         self._headed = False
         self._exchanges: set[Exchange] = set()
         self._forget: Any = None
@@ -142,10 +142,10 @@ class Session:
                 self.paused_since = 0.0
                 self.resumed_at = self.requests.live.now()
 
-    def place(self, route: str, attempt: Attempt) -> None:
+    def place(self, attempt: Attempt) -> None:
         """Remember where the first request went."""
         if self._endpoint is NOBODY:
-            self._route, self._endpoint = route, attempt.endpoint.id
+            self._endpoint = attempt.endpoint.id
 
     def _ended_part(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -254,7 +254,7 @@ class Session:
             return attempt, raw, call, first
 
         attempt, raw, call, answer = await requests.first_willing(exchange, decided, self.metadata.request_id, send)
-        self.place(exchange.route, attempt)
+        self.place(attempt)
         named = wire.stream_name(found.prompt.model)
         first_write = 0.0
         try:
@@ -277,7 +277,7 @@ class Session:
             rpc = raw.unary("ModelInfer", renamed, self.metadata.passed)
             call = UnaryCall(raw, rpc, versioned=found.versioned)
             self.begin_call(exchange, call)
-            self.place(exchange.route, attempt)
+            self.place(attempt)
             return await call.response()
 
         async with self._one_by_one:

@@ -15,6 +15,7 @@ from gateway.grpc.call import UnaryCall
 from gateway.grpc.metadata import ClientMetadata
 from gateway.grpc.requests import Requests
 from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
+from gateway.http.client_response import NOBODY
 from gateway.upstream.base import UpstreamError
 from gateway.upstream.triton.raw import RawTriton
 from router.errors import ApiError
@@ -23,9 +24,6 @@ from router.plan import Attempt
 from router.prompt import PromptView
 
 logger = logging.getLogger(__name__)
-
-NOBODY = "none"
-"""The endpoint of an answer that no engine gave."""
 
 
 class UnaryClient:
