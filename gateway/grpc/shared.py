@@ -120,7 +120,7 @@ class SharedStream:
             if first is None:
                 raise ended_early(self._attempt.endpoint.id)
             if not wire.is_answer(first):
-                raise_if_retryable(raw, first)
+                raise_if_retryable(raw, first, versioned=found.versioned)
             return first
 
         first = await session.requests.first_willing(exchange, decided, session.metadata.request_id, send)
@@ -139,7 +139,7 @@ class SharedStream:
 
     async def _pass_on(self, message: bytes) -> None:
         if not wire.is_answer(message):
-            error = self._raw.judged_text(wire.error_text(message), received=True)
+            error = self._raw.judged_text(wire.error_text(message), received=True, versioned=False)
             self._session.requests.fleet.failed(self._attempt.endpoint, error)
         await self._session.write(wire.renamed(message, self._named))
 

@@ -250,7 +250,7 @@ class Session:
             self.begin_call(exchange, call)
             first = await call.read()
             if first is not None and not wire.is_answer(first):
-                raise_if_retryable(raw, first)
+                raise_if_retryable(raw, first, versioned=found.versioned)
             return attempt, raw, call, first
 
         attempt, raw, call, answer = await requests.first_willing(exchange, decided, self.metadata.request_id, send)
@@ -260,7 +260,8 @@ class Session:
         try:
             while answer is not None:
                 if not wire.is_answer(answer):
-                    requests.fleet.failed(attempt.endpoint, raw.judged_text(wire.error_text(answer), received=True))
+                    judged = raw.judged_text(wire.error_text(answer), received=True, versioned=found.versioned)
+                    requests.fleet.failed(attempt.endpoint, judged)
                 await self.write(wire.renamed(answer, named))
                 first_write = first_write or requests.live.now()
                 answer = await call.read()

@@ -18,9 +18,10 @@ class ReportedError(UpstreamError):
     reported: bytes = b""
 
 
-def raise_if_retryable(raw: RawTriton, message: bytes) -> None:
-    """Raise the failure an engine reported as its first message if another endpoint may be tried."""
-    judged = raw.judged_text(wire.error_text(message), received=False)
+def raise_if_retryable(raw: RawTriton, message: bytes, *, versioned: bool) -> None:
+    """Raise the failure an engine reported as its first message if another endpoint may be tried. `versioned`: the
+    client had asked for one version of the model."""
+    judged = raw.judged_text(wire.error_text(message), received=False, versioned=versioned)
     if judged.retryable:
         raise ReportedError(judged.failure, judged.message, judged.status, judged.code, message)
 

@@ -99,6 +99,7 @@ async def test_a_stream_is_answered_as_by_triton(front: GrpcFront, what: str, ma
         name = requests[0].model_name if requests else ""
         answers.append((answer.code, answer.details, [without_name(message, name) for message in answer.messages]))
     assert answers[0] == answers[1]
+    assert all(endpoint.phase == "ready" for endpoint in front.running.gateway.fleet.endpoints.values())
 
 
 CRASHING = ("one that answers once and fails", "a sequence that was never started")
@@ -116,6 +117,7 @@ async def test_a_stream_that_asks_for_statuses_is_answered_as_by_triton(front: G
         name = requests[0].model_name if requests else ""
         answers.append((answer.code, answer.details, [without_name(message, name) for message in answer.messages]))
     assert answers[0] == answers[1]
+    assert all(endpoint.phase == "ready" for endpoint in front.running.gateway.fleet.endpoints.values())
 
 
 async def test_a_failure_of_a_model_that_answers_once_is_a_status_for_who_asks_for_it(front: GrpcFront) -> None:

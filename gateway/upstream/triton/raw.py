@@ -107,7 +107,7 @@ class RawTriton:
         for one version of the model."""
         code, details = error.code(), error.details() or ""
         judged = from_status(code, details, endpoint=self._endpoint, received=received)
-        if code in _CLIENTS_FAULT or (versioned and judged.code == "model_unavailable"):
+        if code in _CLIENTS_FAULT or _asked_for(judged, versioned):
             judged = UpstreamError(Failure.ENGINE, details, _HTTP_STATUS.get(code, 400), "engine_refused")
         elif code is grpc.StatusCode.NOT_FOUND:
             # Not there, but perhaps elsewhere; the next probe will tell whether that speaks against the endpoint.
@@ -115,9 +115,11 @@ class RawTriton:
         self._note(judged, details)
         return judged if is_channels_own(code, details) else EngineStatusError(judged, code, details)
 
-    def judged_text(self, text: str, *, received: bool) -> UpstreamError:
-        """What an `error_message` inside a stream means."""
+    def judged_text(self, text: str, *, received: bool, versioned: bool) -> UpstreamError:
+        """What an `error_message` inside a stream means; arguments as for `judged`."""
         judged = from_message(text, endpoint=self._endpoint, received=received)
+        if _asked_for(judged, versioned):
+            judged = UpstreamError(Failure.ENGINE, text, 400, "engine_refused")
         self._note(judged, text)
         return judged
 
@@ -135,3 +137,8 @@ class RawTriton:
             return start(*arguments, metadata=metadata, timeout=timeout)
         except (grpc.aio.UsageError, asyncio.InvalidStateError):
             raise self.left() from None
+
+
+def _asked_for(judged: UpstreamError, versioned: bool) -> bool:
+    """Whether all that is missing is the version that the client wanted, which tells nothing of the endpoint."""
+    return versioned and judged.code == "model_unavailable"
