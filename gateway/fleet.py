@@ -108,11 +108,11 @@ class LiveFleet:
         return (pool.timeouts for pool in self.view.pools.values())
 
     def attempted(self, attempt: Attempt) -> None:
-        self._metrics.attempts.labels(attempt.endpoint.id, attempt.reason).inc()
+        self._metrics.attempts.values[attempt.endpoint.id, attempt.reason] += 1
 
     def failed(self, endpoint: Endpoint, error: UpstreamError) -> None:
         """Count a failed request; one that speaks against the endpoint's health has it probed at once."""
-        self._metrics.upstream_failures.labels(endpoint.id, error.failure.value).inc()
+        self._metrics.upstream_failures.values[endpoint.id, error.failure.value] += 1
         if not error.endpoint_fault:
             return
         if error.failure is Failure.CONNECT:

@@ -7,10 +7,11 @@ requests in flight) is read off the fleet when it is scraped, so it cannot drift
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.series import Counters, Histograms
 from router.fleet import FleetView
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
@@ -25,62 +26,50 @@ class Metrics:
     """The metrics of one gateway process, on a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self.requests = Counter(
-            "headrace_requests",
-            "Requests answered, by HTTP status.",
-            ("api", "route", "status"),
-            registry=self.registry,
-        )
-        self.duration = Histogram(
+        self.requests = Counters("headrace_requests", "Requests answered, by HTTP status.", ("api", "route", "status"))
+        self.duration = Histograms(
             "headrace_request_duration_seconds",
             "From the request's head to the last byte of its answer.",
             ("api", "route"),
-            buckets=_DURATION_BUCKETS,
-            registry=self.registry,
+            _DURATION_BUCKETS,
         )
-        self.ttft = Histogram(
+        self.ttft = Histograms(
             "headrace_time_to_first_token_seconds",
             "From the request's head to the first byte of content sent to the client.",
             ("api", "route"),
-            buckets=_TTFT_BUCKETS,
-            registry=self.registry,
+            _TTFT_BUCKETS,
         )
-        self.attempts = Counter(
+        self.attempts = Counters(
             "headrace_attempts",
             "Requests sent to endpoints, by why the endpoint was chosen.",
             ("endpoint", "reason"),
-            registry=self.registry,
         )
-        self._answered: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
-        """Series looked up before: finding them by their labels costs more than counting."""
-        self.upstream_failures = Counter(
+        self.upstream_failures = Counters(
             "headrace_upstream_failures",
             "Requests that failed at an endpoint, by the kind of failure.",
             ("endpoint", "failure"),
-            registry=self.registry,
         )
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        for family in (self.requests, self.duration, self.ttft, self.attempts, self.upstream_failures):
+            self.registry.register(family)
 
-    def answered(self, api: str, route: str, status: int, seconds: float) -> None:
-        """Count a request that was answered after `seconds`."""
-        series = self._answered.get((api, route, status))
-        if series is None:
-            series = self.requests.labels(api, route, status), self.duration.labels(api, route)
-            self._answered[api, route, status] = series
-        series[0].inc()
-        series[1].observe(seconds)
+    def answered(self, api: str, route: str, status: int, seconds: float, ttft: float | None) -> None:
+        """Count a request that was answered after `seconds`; `ttft` is the time to its first token if it streamed."""
+        self.requests.values[api, route, status] += 1
+        self.duration.of((api, route)).observe(seconds)
+        if ttft is not None:
+            self.ttft.of((api, route)).observe(ttft)
 
     def forget_endpoint(self, id_: str) -> None:
         """Drop the series of an endpoint that left the fleet: pods come with ever new names."""
-        for metric in (self.attempts, self.upstream_failures):
-            metric.remove_by_labels({"endpoint": id_})
+        for family in (self.attempts, self.upstream_failures):
+            family.forget("endpoint", id_)
 
     def forget_route(self, name: str) -> None:
         """Drop the series of a route that is no more."""
-        self._answered.clear()
-        for metric in (self.requests, self.duration, self.ttft):
-            metric.remove_by_labels({"route": name})
+        for family in (self.requests, self.duration, self.ttft):
+            family.forget("route", name)
 
 
 class FleetCollector(Collector):

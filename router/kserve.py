@@ -25,6 +25,9 @@ Field = tuple[int, int, int, int]
 
 _PROMPT_TENSORS = (b"text_input", b"input_ids")
 _SHARED_MEMORY = b"shared_memory_region"
+_TELLING = (*_PROMPT_TENSORS, _SHARED_MEMORY)
+_GLANCE_BYTES = 256
+"""An input's description of up to that size is searched for what matters before it is walked, which takes longer."""
 
 
 class MalformedError(ValueError):
@@ -180,6 +183,8 @@ def _sequence_id(message: bytes, start: int, end: int) -> int | str | None:
 
 def _read_input(message: bytes, start: int, end: int, raw: int) -> tuple[_Input | None, int]:
     """An input if it may hold the prompt, and the place of the next among the raw contents; `raw` is its own."""
+    if end - start <= _GLANCE_BYTES and not any(message.find(word, start, end) >= 0 for word in _TELLING):
+        return None, raw + 1
     name = datatype = b""
     contents = None
     shared = False

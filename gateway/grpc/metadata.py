@@ -8,6 +8,7 @@ and comes back only if the client gave one (a KServe request has its own `id`), 
 names it: as the answer's model.
 """
 
+import itertools
 import os
 import re
 from typing import Any
@@ -18,6 +19,8 @@ REQUEST_ID = "x-request-id"
 _PASSED = ("traceparent", "tracestate")
 _WANTS_STATUS = ("triton_grpc_error", "true")
 _REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
+_MADE_IDS = (f"{prefix}{number:016x}" for prefix in (os.urandom(8).hex(),) for number in itertools.count())
+"""Ids for requests without one: as long as those of the other fronts, and made for a tenth of the price."""
 
 
 class ClientMetadata:
@@ -29,7 +32,7 @@ class ClientMetadata:
         given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         asked = given.get(REQUEST_ID, "")
         self._echoed: Metadata = ((REQUEST_ID, asked),) if _REQUEST_ID.match(asked) else ()
-        self.request_id = asked if self._echoed else os.urandom(16).hex()
+        self.request_id = asked if self._echoed else next(_MADE_IDS)
         """The client's id of the RPC, or one made for the log."""
         self.passed: Metadata = (*self._echoed, *((name, given[name]) for name in _PASSED if name in given))
         """What goes on to the engine."""

@@ -57,10 +57,9 @@ class Requests:
 
     def observe(self, exchange: Exchange, status: Status, first_write: float = 0.0) -> None:
         """Count a request that has ended; `first_write` is the loop time of a stream's first message."""
-        route = exchange.route or UNKNOWN_ROUTE
-        self._metrics.answered(API, route, status.http, self.live.now() - exchange.started)
-        if first_write:
-            self._metrics.ttft.labels(API, route).observe(first_write - exchange.started)
+        started = exchange.started
+        ttft = first_write - started if first_write else None
+        self._metrics.answered(API, exchange.route or UNKNOWN_ROUTE, status.http, self.live.now() - started, ttft)
 
 
 def raw_triton(engine: Engine) -> RawTriton:

@@ -3,21 +3,21 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from grpc import StatusCode
 
+from gateway.dispatch import first_willing
 from gateway.exchange import Exchange
 from gateway.grpc import wire
 from gateway.grpc.call import UnaryCall
 from gateway.grpc.metadata import ClientMetadata
-from gateway.grpc.requests import Requests
+from gateway.grpc.requests import Requests, raw_triton
 from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
 from gateway.http.client_response import NOBODY
-from gateway.upstream.base import UpstreamError
-from gateway.upstream.triton.raw import RawTriton
+from gateway.upstream.base import Engine, UpstreamError
 from router.errors import ApiError
 from router.kserve import MalformedError, query_view, read_infer, text_of
 from router.plan import Attempt
@@ -121,7 +121,7 @@ class Unary:
                 answers.append(wire.statistics_named(answer, name))
         return b"".join(answers)
 
-    async def _ask(
+    def _ask(
         self,
         method: str,
         message: bytes,
@@ -130,18 +130,22 @@ class Unary:
         metadata: ClientMetadata,
         *,
         versioned: bool,
-    ) -> bytes:
-        """An engine's answer."""
-        decided = self._requests.plan(prompt)
+    ) -> Awaitable[bytes]:
+        """An engine's answer. Raises what planning raises at once, the rest when it is awaited.
+
+        As few coroutines as can be lie between the RPC and gRPC's server: each is passed through twice per await.
+        """
+        requests = self._requests
+        decided = requests.plan(prompt)
         exchange.route = decided.route.name
 
-        async def send(attempt: Attempt, raw: RawTriton) -> bytes:
+        def send(attempt: Attempt, engine: Engine) -> Awaitable[bytes]:
+            raw = raw_triton(engine)
             renamed = message + wire.name_field(attempt.pool.spec.model)
-            call = UnaryCall(raw, raw.unary(method, renamed, metadata.passed), versioned=versioned)
-            exchange.call = call
-            return await call.response()
+            exchange.call = call = UnaryCall(raw, raw.unary(method, renamed, metadata.passed), versioned=versioned)
+            return call.response()
 
-        return await self._requests.first_willing(exchange, decided, metadata.request_id, send)
+        return first_willing(exchange, decided, requests.fleet, metadata.request_id, send)
 
 
 def _place(context: Any, metadata: ClientMetadata, exchange: Exchange) -> None:

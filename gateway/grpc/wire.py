@@ -5,6 +5,8 @@ Responses carry the name the client knows: `ModelInferResponse` and `ModelMetada
 `ModelConfigResponse` in field 1 of its field 1, `ModelStreamInferResponse` in field 1 of its field 2.
 """
 
+from functools import lru_cache
+
 from router.kserve import LENGTH_DELIMITED, MalformedError, fields, text_of
 
 _STREAM_ANSWER = 0x12
@@ -25,6 +27,7 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
+@lru_cache(maxsize=1024)
 def name_field(name: str) -> bytes:
     """Appended to a message, makes `name` the value of its field 1."""
     return delimited(1, name.encode())

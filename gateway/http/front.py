@@ -135,10 +135,9 @@ class Front:
 
     def _observe(self, api: Api, exchange: Exchange, response: ClientResponse) -> None:
         route = exchange.route or UNKNOWN_ROUTE
-        metrics = self._metrics
-        metrics.answered(api, route, response.status, self._live.now() - exchange.started)
-        if exchange.streamed and response.first_write:
-            metrics.ttft.labels(api, route).observe(response.first_write - exchange.started)
+        started = exchange.started
+        ttft = response.first_write - started if exchange.streamed and response.first_write else None
+        self._metrics.answered(api, route, response.status, self._live.now() - started, ttft)
 
     async def _models(self, path: str, response: ClientResponse) -> None:
         """The routes as OpenAI's model list, each with what its engine says of the model."""

@@ -181,10 +181,9 @@ class KServeFront:
 
     def _observe(self, exchange: Exchange, response: ClientResponse) -> None:
         route = exchange.route or UNKNOWN_ROUTE
-        metrics = self._metrics
-        metrics.answered("kserve", route, response.status, self._live.now() - exchange.started)
-        if exchange.streamed and response.first_write:
-            metrics.ttft.labels("kserve", route).observe(response.first_write - exchange.started)
+        started = exchange.started
+        ttft = response.first_write - started if exchange.streamed and response.first_write else None
+        self._metrics.answered("kserve", route, response.status, self._live.now() - started, ttft)
 
     async def _relay(
         self,

@@ -1,0 +1,88 @@
+"""Counters and histograms that cost the request path a dictionary look-up and an addition.
+
+prometheus_client's own take a lock and, for their labels, a tuple of strings per increment, for threads that a gateway
+does not have: several microseconds a request, which is more than routing it. So values are kept in plain dictionaries
+by their labels and become prometheus_client's families when they are scraped; what is exposed, and how, is left to it.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+Labels = tuple[str | int, ...]
+"""Values of a family's labels, in their order."""
+
+
+class Counters(Collector):
+    """A family of counters: `counters.values[labels] += 1`."""
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
+        self._described = name, documentation
+        self._labels = tuple(labels)
+        self.values: defaultdict[Labels, float] = defaultdict(float)
+
+    def forget(self, label: str, value: str) -> None:
+        """Drop the series in which `label` has `value`."""
+        _forget(self.values, self._labels.index(label), value)
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(*self._described, labels=self._labels)
+        for labels, value in self.values.items():
+            family.add_metric([str(label) for label in labels], value)
+        yield family
+
+
+class Histogram:
+    """One series of a family of histograms."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """Observations in each bucket, not those below it; the last one is above every bound."""
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+
+class Histograms(Collector):
+    """A family of histograms: `histograms.of(labels).observe(seconds)`."""
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        """`bounds` are the upper ends of the buckets, ascending, without infinity."""
+        self._described = name, documentation
+        self._labels = tuple(labels)
+        self._bounds = tuple(bounds)
+        self._names = [*(floatToGoString(bound) for bound in bounds), "+Inf"]
+        self.values: dict[Labels, Histogram] = {}
+
+    def of(self, labels: Labels) -> Histogram:
+        """The series with these labels."""
+        series = self.values.get(labels)
+        if series is None:
+            series = self.values[labels] = Histogram(self._bounds)
+        return series
+
+    def forget(self, label: str, value: str) -> None:
+        """Drop the series in which `label` has `value`."""
+        _forget(self.values, self._labels.index(label), value)
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(*self._described, labels=self._labels)
+        for labels, series in self.values.items():
+            buckets = [(name, float(count)) for name, count in zip(self._names, accumulate(series.counts), strict=True)]
+            family.add_metric([str(label) for label in labels], buckets, series.total)
+        yield family
+
+
+def _forget(values: dict[Labels, float] | dict[Labels, Histogram], place: int, value: str) -> None:
+    for labels in [labels for labels in values if labels[place] == value]:
+        del values[labels]
