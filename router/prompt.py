@@ -175,6 +175,8 @@ def read_prompt(api: Api, fields: Fields, session: str | None = None) -> PromptV
         raise invalid("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
     seed = chain_seed(model, values.get("cache_salt") or "")
     needs = {name for name, raw in fields.items() if name not in UNIVERSAL and not _neutral(name, raw)}
+    if "n" in needs and fields.get("best_of") == fields["n"]:
+        needs.discard("best_of")  # the best n of n are all of them
     if api == "chat.completions":
         canonical, opening = _canonical_chat(fields, needs)
     elif api == "completions":

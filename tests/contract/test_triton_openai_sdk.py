@@ -16,6 +16,7 @@ from tests.tokenizer import SAMPLE, byte_level
 
 TEXT_MODELS = ("ensemble", "ensemble_old", "ensemble_whole", "tensorrt_llm_bls", "tensorrt_llm_bls_delta", "llmapi")
 TOKEN_MODELS = ("raw", "raw_whole", "raw_old")
+CHOICE_MODELS = ("choices", "choices_steps")
 CUTS = (1, 2, 7, None)
 """Tokens in an event; the models that answer in text count a byte as one. None: all in one."""
 TEXTS = {
@@ -29,7 +30,9 @@ TEXTS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def triton() -> AsyncIterator[TritonModels]:
-    async with triton_models(*TEXT_MODELS, *TOKEN_MODELS) as running:
+    async with triton_models(
+        *TEXT_MODELS, *TOKEN_MODELS, "steps_tokenize", "steps_detokenize", *CHOICE_MODELS
+    ) as running:
         yield running
 
 
@@ -43,11 +46,11 @@ async def gateway(triton: TritonModels, tmp_path_factory: pytest.TempPathFactory
             protocol="triton",
             model=model,
             chat_template=template,
-            tokenizer=TokenizerSpec(file=str(file), eos="</s>") if model in TOKEN_MODELS else None,
+            tokenizer=TokenizerSpec(file=str(file), eos="</s>") if model in (*TOKEN_MODELS, "choices") else None,
             endpoints=[EndpointSpec(id=f"triton-{model.replace('_', '-')}", grpc=triton.grpc)],
             probe=FAST_PROBES,
         )
-        for model in (*TEXT_MODELS, *TOKEN_MODELS)
+        for model in (*TEXT_MODELS, *TOKEN_MODELS, *CHOICE_MODELS)
     }
     async with running_gateway(
         FleetSpec(fleet="t", pools=pools, routes={model: RouteSpec(pool=model) for model in pools})
@@ -86,6 +89,37 @@ async def test_a_conversation_gets_the_models_text(client: openai.AsyncOpenAI, m
         assert whole.choices[0].message.content == text
         completion = await client.completions.create(model=model, prompt=prompt, max_tokens=5000)
         assert completion.choices[0].text == text
+
+
+@pytest.mark.parametrize("model", CHOICE_MODELS)
+@pytest.mark.parametrize("cut", CUTS)
+async def test_every_choice_of_a_request_is_the_models_text(
+    client: openai.AsyncOpenAI, model: str, cut: int | None
+) -> None:
+    how = {1: "3", 2: "4", 7: "5", None: ""}[cut] if model == "choices_steps" else f"<cut{cut}>" if cut else ""
+    prompt = how + "".join(f"|{text}" for text in TEXTS.values())
+    n = len(TEXTS)
+    messages: Any = [{"role": "user", "content": prompt}]
+    texts = [""] * n
+    finishes: list[list[str]] = [[] for _ in range(n)]
+    usages = []
+    async for chunk in await client.chat.completions.create(
+        model=model, messages=messages, max_tokens=5000, n=n, stream=True, stream_options={"include_usage": True}
+    ):
+        usages += [chunk.usage] if chunk.usage else []
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            finishes[choice.index] += [choice.finish_reason] if choice.finish_reason else []
+    assert texts == list(TEXTS.values())
+    assert finishes == [["stop"]] * n
+    whole = await client.chat.completions.create(model=model, messages=messages, max_tokens=5000, n=n)
+    assert [choice.message.content for choice in whole.choices] == texts
+    assert usages == [whole.usage]
+    completion = await client.completions.create(model=model, prompt=prompt, max_tokens=5000, n=n, best_of=n)
+    assert [choice.text for choice in completion.choices] == texts
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model=model, prompt=prompt, n=2, best_of=3)
+    assert caught.value.param == "best_of"
 
 
 async def test_log_probabilities_and_draft_tokens_are_the_clients_own_types(client: openai.AsyncOpenAI) -> None:
@@ -136,7 +170,8 @@ async def test_guided_decoding_goes_where_the_contract_has_it(
 @pytest.mark.parametrize(
     ("model", "parameter"),
     [
-        *[(model, {"n": 2}) for model in ("ensemble", "raw", "llmapi")],
+        *[(model, {"n": 2}) for model in ("ensemble", "tensorrt_llm_bls", "raw", "raw_whole", "llmapi")],
+        *[(model, {"n": 129}) for model in CHOICE_MODELS],
         *[(model, {"logprobs": True}) for model in ("ensemble", "raw_old", "llmapi", "tensorrt_llm_bls")],
         *[(model, {"response_format": {"type": "json_object"}}) for model in ("ensemble", "raw_old", "llmapi")],
         ("raw", {"logprobs": True, "top_logprobs": 3}),

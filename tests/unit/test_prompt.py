@@ -103,6 +103,16 @@ def test_what_a_request_asks_beyond_the_common_is_a_need_by_name(parameters: dic
     assert chat(USER, **parameters).needs == needs | {"messages"}
 
 
+def test_the_best_n_of_n_ask_for_no_more_than_n() -> None:
+    def needs(**parameters: Any) -> frozenset[str]:
+        return view({"model": "m", "prompt": "a", **parameters}, "completions").needs
+
+    assert needs(n=2, best_of=2) == {"prompt", "n"}
+    assert needs(n=2, best_of=3) == {"prompt", "n", "best_of"}
+    assert needs(best_of=2) == {"prompt", "best_of"}
+    assert needs(n=1, best_of=1) == {"prompt"}
+
+
 def test_other_forms_of_content_are_needs() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     assert chat(image).needs == {"messages", "messages:image_url"}

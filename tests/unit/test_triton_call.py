@@ -14,7 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from gateway.upstream.base import EngineRequest, Failure, UpstreamError
-from gateway.upstream.triton import call as call_module
+from gateway.upstream.triton import choices
 from gateway.upstream.triton.answer import STOP_GRACE
 from gateway.upstream.triton.call import TritonCall
 from gateway.upstream.triton.cancels import GAP_S, STOP_LIMIT, Canceller
@@ -122,7 +122,7 @@ async def test_an_engine_that_ignores_a_stop_string_is_cut_off() -> None:
 
 
 async def test_a_collected_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_module, "ANSWER_LIMIT", 1000)
+    monkeypatch.setattr(choices, "ANSWER_LIMIT", 1000)
     with pytest.raises(UpstreamError, match="too long") as caught:
         await made(FakeRpc([message(b"x" * 300)] * 5), stream=False).open()
     assert caught.value.failure is Failure.PROTOCOL

@@ -49,6 +49,23 @@ def test_a_model_that_accumulates_its_text_is_cumulative() -> None:
     assert not model(ENSEMBLE, parameters=off).cumulative
 
 
+def test_several_answers_need_a_model_that_may_send_them_and_a_way_that_loses_none() -> None:
+    decoupled = model_config_pb2.ModelTransactionPolicy(decoupled=True)
+    steps = model_config_pb2.ModelEnsembling(step=[model_config_pb2.ModelEnsembling.Step(model_name="e")])
+
+    def can(inputs: dict[str, str], outputs: list[str], **config: Any) -> bool:
+        return "n" in model(inputs | {"num_return_sequences": "INT32"}, outputs, **config).capabilities
+
+    tokens, text = ["output_ids", "sequence_length", "sequence_index"], ["text_output", "sequence_index"]
+    assert can(RAW, tokens, model_transaction_policy=decoupled)
+    assert not can(RAW, tokens)
+    assert not can(RAW, tokens[:2], model_transaction_policy=decoupled)
+    assert can(ENSEMBLE, text, model_transaction_policy=decoupled, ensemble_scheduling=steps)
+    assert not can(ENSEMBLE, text, model_transaction_policy=decoupled)  # tensorrt_llm_bls
+    assert not can(LLMAPI, text, model_transaction_policy=decoupled)
+    assert "n" not in model(RAW, tokens, model_transaction_policy=decoupled).capabilities
+
+
 def test_the_llm_api_model_is_recognised_by_its_inputs() -> None:
     policy = model_config_pb2.ModelTransactionPolicy(decoupled=True)
     contract = model(LLMAPI, model_transaction_policy=policy)

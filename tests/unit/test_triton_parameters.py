@@ -39,7 +39,7 @@ def parameters(**values: Any) -> Parameters:
         *[("frequency_penalty", value) for value in ("0", -2.5)],
         *[("repetition_penalty", value) for value in ("1", 0, -1, 1e300)],
         *[("min_tokens", value) for value in ("1", -1)],
-        *[("n", value) for value in (0, 2, "1")],
+        *[("n", value) for value in (0, 129, "1")],
     ],
 )
 def test_a_malformed_parameter_is_named(name: str, value: Any) -> None:

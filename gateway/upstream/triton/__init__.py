@@ -10,6 +10,7 @@ The way of a request through the modules, all but the last two lines pure:
 - `text`: pieces of text as they come -> the text the client is to see (whole characters, stop strings cut off);
 - `answer`: response messages -> text, finish reason, usage;
 - `wire`: those -> the JSON and server-sent events of the OpenAI API;
+- `choices`: the two together, for one answer or for several to one request;
 - `failures`: gRPC statuses and the engine's messages -> `UpstreamError`;
 - `stops`: a cancelled request -> the engine's own stop request, which `cancels` sends;
 - `call` and `engine`: the RPCs, probes and their lifetimes; `vitals`: whether the model is alive; `pool_tokenizer`.

@@ -1,10 +1,9 @@
 """The messages of one answer -> text, finish reason and usage.
 
-An `Answer` is fed every ModelInferResponse of a stream and returns the text that is now certain. It knows when the
-engine should be told to stop: the engine was sent the stop strings too and ends by itself, within a message or two,
-but tokens need not meet the characters of a stop string, and then it would go on to its limit for nobody. So after a
-stop string `STOP_GRACE` more messages with text are let pass (the last ones carry the usage), and then `overrun`
-turns true.
+An `Answer` is fed every message of one sequence and returns the text that is now certain. It knows when the engine
+should be told to stop: the engine was sent the stop strings too and ends by itself, within a message or two, but tokens
+need not meet the characters of a stop string, and then it would go on to its limit for nobody. So after a stop string
+`STOP_GRACE` more messages with text are let pass (the last ones carry the usage), and then `overrun` turns true.
 
 Finish reason: the LLM-API model says it. The others do not; there it is `stop` if an end token was seen, `length` if as
 many tokens came as were allowed, else `stop`. An ensemble that does not count its tokens sends at least one with each
@@ -16,7 +15,7 @@ that speculates, are told as OpenAI tells predictions: accepted and rejected.
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +27,7 @@ from gateway.upstream.triton.contract import (
     LOG_PROBS,
     PROMPT_TOKENS,
     REUSED_BLOCKS,
+    SEQUENCE,
     TEXT,
     TOKEN_COUNT,
     TOKENS,
@@ -69,8 +69,34 @@ class Message:
     token_count: int | None = None
     log_probs: Sequence[float] = ()
     finish_reason: str = ""
+    sequence: int | None = None
+    """Of which of several answers to one request it is a part."""
     counts: dict[str, int] = field(default_factory=dict)
     """What of `COUNTS` it tells."""
+
+
+def read_message(response: Any, roles: Mapping[str, str]) -> Message:
+    """What a ModelInferResponse holds; `roles` are the fields by the names of their outputs. Raises ValueError if a
+    tensor is malformed."""
+    message = Message()
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        role = roles.get(output.name)
+        if role == TEXT:
+            message.text = unpack_bytes(raw)
+        elif role == TOKENS:
+            message.tokens = unpack_row(output.datatype, raw)
+        elif role == TOKEN_COUNT:
+            message.token_count = unpack_integer(output.datatype, raw)
+        elif role == LOG_PROBS:
+            message.log_probs = unpack_row(output.datatype, raw)
+        elif role in COUNTS:
+            if (count := unpack_integer(output.datatype, raw)) is not None:
+                message.counts[role] = count
+        elif role == SEQUENCE:
+            message.sequence = unpack_integer(output.datatype, raw)
+        elif role == FINISH_REASON and (reason := unpack_bytes(raw)) not in (b"", b"None"):
+            message.finish_reason = reason.decode("utf-8", "replace")
+    return message
 
 
 class TextCounter:
@@ -101,7 +127,7 @@ class Answer:
 
     __slots__ = (
         "_after_stop", "_completion_tokens", "_counter", "_counts", "_cumulative", "_decoder", "_emitted",
-        "_finish_reason", "_kv_block_tokens", "_max_tokens", "_messages", "_roles", "_tokens", "_trimmer",
+        "_finish_reason", "_kv_block_tokens", "_max_tokens", "_messages", "_tokens", "_trimmer", "overrun",
     )  # fmt: skip
 
     def __init__(
@@ -114,7 +140,6 @@ class Answer:
         tokens: Detokenizer | None = None,
         counter: TextCounter | None = None,
     ) -> None:
-        self._roles = {name: field for field, name in contract.outputs.items()}
         self._cumulative = CumulativeText() if contract.cumulative else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._trimmer = StopTrimmer(stop)
@@ -123,6 +148,8 @@ class Answer:
         self._kv_block_tokens = kv_block_tokens
         self._messages = 0
         self._after_stop = 0
+        self.overrun = False
+        """The text is complete, but the engine goes on."""
         self._emitted = 0
         self._counter = counter
         counted = tokens or counter
@@ -134,31 +161,6 @@ class Answer:
     def started(self) -> bool:
         """A message with text has come."""
         return self._messages > 0
-
-    @property
-    def overrun(self) -> bool:
-        """The text is complete, but the engine goes on."""
-        return self._after_stop > STOP_GRACE
-
-    def feed(self, response: Any) -> str:
-        """`take` what a ModelInferResponse holds. Raises ValueError for malformed tensors too."""
-        message = Message()
-        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-            role = self._roles.get(output.name)
-            if role == TEXT:
-                message.text = unpack_bytes(raw)
-            elif role == TOKENS:
-                message.tokens = unpack_row(output.datatype, raw)
-            elif role == TOKEN_COUNT:
-                message.token_count = unpack_integer(output.datatype, raw)
-            elif role == LOG_PROBS:
-                message.log_probs = unpack_row(output.datatype, raw)
-            elif role in COUNTS:
-                if (count := unpack_integer(output.datatype, raw)) is not None:
-                    message.counts[role] = count
-            elif role == FINISH_REASON and (reason := unpack_bytes(raw)) not in (b"", b"None"):
-                message.finish_reason = reason.decode("utf-8", "replace")
-        return self.take(message)
 
     def take(self, message: Message) -> str:
         """The text that is certain after this message. Raises TextChangedError."""
@@ -190,16 +192,20 @@ class Answer:
         return self._tokens.due(self._emitted) if self._tokens is not None else None
 
     @property
+    def ended(self) -> bool:
+        """What has come says by itself that no text follows. An end that it does not say is the stream's."""
+        return self._after_end() or self._reached_limit()
+
+    @property
     def finish_reason(self) -> str:
         """`stop` or `length`, of a complete answer. Raises EarlyEndError if the engine names any other reason."""
-        if self._trimmer.stopped or (self._tokens is not None and self._tokens.ended):
+        if self._after_end():
             return "stop"
         if self._finish_reason is not None:
             if self._finish_reason not in ("stop", "length"):
                 raise EarlyEndError(self._finish_reason)
             return self._finish_reason
-        counted = self._tokens.count if self._tokens is not None else self._completion_tokens
-        return "length" if (self._messages if counted is None else counted) >= self._max_tokens else "stop"
+        return "length" if self._reached_limit() else "stop"
 
     @property
     def usage(self) -> Usage | None:
@@ -224,9 +230,19 @@ class Answer:
     def _ended(self) -> bool:
         """Count a message that has content; whether it comes after the end of the text."""
         self._messages += 1
-        after = self._trimmer.stopped or (self._tokens is not None and self._tokens.ended)
-        self._after_stop += after
+        after = self._after_end()
+        if after:
+            self._after_stop += 1
+            self.overrun = self._after_stop > STOP_GRACE
         return after
+
+    def _after_end(self) -> bool:
+        """A stop string or an end token has come."""
+        return self._trimmer.stopped or (self._tokens is not None and self._tokens.ended)
+
+    def _reached_limit(self) -> bool:
+        counted = self._tokens.count if self._tokens is not None else self._completion_tokens
+        return (self._messages if counted is None else counted) >= self._max_tokens
 
     def _emit(self, text: str) -> str:
         self._emitted += len(text)

@@ -23,15 +23,16 @@ import grpc
 from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, UpstreamError
 from gateway.upstream.triton.answer import EarlyEndError
 from gateway.upstream.triton.cancels import Canceller
+from gateway.upstream.triton.choices import AnswerTooLongError, Choices, NotNumberedError
 from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.failures import from_message, from_status, is_stub_death
-from gateway.upstream.triton.prepare import Prepared, prepare
+from gateway.upstream.triton.prepare import one_choice_only, prepare
 from gateway.upstream.triton.text import TextChangedError
 from gateway.upstream.triton.tokens import TokenCodec
 from gateway.upstream.triton.vitals import Vitals
 
-ANSWER_LIMIT = 32 * 1024 * 1024
-"""Characters of an answer that is not streamed."""
+CHOICES_IGNORED = "choices_ignored"
+"""Code of the error that tells `on_failure` of an engine that makes one answer where several were asked for."""
 
 _TRAILING_MESSAGES = 2
 """Messages read after the last one that counts, in search of the stream's end."""
@@ -70,7 +71,7 @@ class TritonCall:
         self._on_failure = on_failure
         self._rpc: Any = None
         self._cancelled = False
-        self._prepared: Prepared
+        self._choices: Choices
         self._error: UpstreamError | None = None
         self._complete = False
         """The whole answer has been read and made out; nothing can fail any more."""
@@ -84,7 +85,7 @@ class TritonCall:
         assert request is not None
         if self._contract is None:
             raise self._failure(Failure.BUSY, "has not been probed yet", "upstream_unreachable", 503)
-        message, self._prepared = await prepare(request, self._contract, self._attempt_id, self._codec)
+        message, self._choices = await prepare(request, self._contract, self._attempt_id, self._codec)
         self._dispatch(message, request.headers)
         stream = request.stream
         del message, request
@@ -94,8 +95,7 @@ class TritonCall:
         sink.write(self._opening)
         self._opening = b""
         while not self._complete:
-            text = await self._next()
-            if events := self._events(text):
+            if events := await self._next():
                 sink.write(events)
         await self._read_to_end()
 
@@ -134,69 +134,57 @@ class TritonCall:
         self._vitals.watch(self)
 
     async def _open_stream(self) -> AnswerHead:
-        text = ""
+        events = self._choices.opening()
         while not self._complete and not self.answering:
-            text += await self._next()
-        self._opening = self._prepared.wire.opening() + self._events(text)
+            events += await self._next()
+        self._opening = events
         return AnswerHead(200, "text/event-stream; charset=utf-8", events=True)
 
     async def _collect(self) -> AnswerHead:
-        pieces: list[str] = []
-        length = 0
         while not self._complete:
-            pieces.append(await self._next())
-            length += len(pieces[-1])
-            if length > ANSWER_LIMIT:
-                raise self._failure(Failure.PROTOCOL, "sent an answer that is too long", "answer_too_long")
-        answer = self._prepared.answer
-        self._opening = self._prepared.wire.whole(
-            "".join(pieces), answer.finish_reason, answer.usage, answer.due_logprobs()
-        )
+            await self._next()
+        self._opening = self._choices.whole()
         return AnswerHead(200, "application/json", content_length=len(self._opening))
 
-    def _events(self, text: str) -> bytes:
-        """The events for new text and, if it was the last, for the end."""
-        prepared = self._prepared
-        events = prepared.wire.text(text, prepared.answer.due_logprobs()) if text else b""
-        if self._complete:
-            events += prepared.wire.closing(prepared.answer.finish_reason, prepared.answer.usage)
-        return events
-
-    async def _next(self) -> str:
-        """The text of one more message. Sets `_complete` with the last."""
+    async def _next(self) -> bytes:
+        """The events of one more message. Sets `_complete` with the last."""
         response = await self._read()
-        answer = self._prepared.answer
+        choices = self._choices
         if response is None:
-            if not answer.started:
+            if not choices.started:
                 raise self._failure(Failure.LOST_BEFORE_ANSWER, "ended its answer before any text", "upstream_lost")
-            return self._finish()
-        if response.error_message:
+        elif response.error_message:
             raise self._judged(
                 from_message(response.error_message, endpoint=self._endpoint, received=self.answering),
                 response.error_message,
             )
-        inferred = response.infer_response
         try:
-            text = answer.feed(inferred)
+            if response is None:
+                return self._finish()
+            inferred = response.infer_response
+            events = choices.feed(inferred)
+            if not self.answering and choices.started:
+                self.answering = True
+            if inferred.parameters["triton_final_response"].bool_param or choices.overrun:
+                events += self._finish()
         except TextChangedError:
             raise self._failure(Failure.PROTOCOL, "took back text it had sent", "upstream_protocol") from None
         except ValueError as error:
             raise self._failure(Failure.PROTOCOL, f"sent a malformed answer: {error}", "upstream_protocol") from None
-        if answer.started:
-            self.answering = True
-        if inferred.parameters["triton_final_response"].bool_param or answer.overrun:
-            return text + self._finish()
-        return text
-
-    def _finish(self) -> str:
-        """The text still held back, of an answer that ended in order."""
-        answer = self._prepared.answer
-        try:
-            _ = answer.finish_reason
+        except AnswerTooLongError:
+            raise self._failure(Failure.PROTOCOL, "sent an answer that is too long", "answer_too_long") from None
+        except NotNumberedError:
+            self._failure(Failure.ENGINE, "makes one answer only", CHOICES_IGNORED, 400)
+            raise one_choice_only() from None
         except EarlyEndError as error:
             raise self._failure(Failure.ENGINE, f"ended the answer early ({error})", "engine_error", 500) from None
+        return events
+
+    def _finish(self) -> bytes:
+        """The last events, of an answer that ended in order."""
+        events = self._choices.finish()
         self._complete = True
-        return answer.end()
+        return events
 
     async def _read(self) -> Any:
         """The next message, None at the end of the stream."""
@@ -229,7 +217,7 @@ class TritonCall:
     async def _read_to_end(self) -> None:
         """Let the server close the stream; whatever happens now, the answer was complete."""
         self._may_read.set()
-        if self._prepared.answer.overrun:
+        if self._choices.overrun:
             return
         try:
             for _ in range(_TRAILING_MESSAGES):

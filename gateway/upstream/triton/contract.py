@@ -9,22 +9,30 @@ Three signatures are served:
 
 - `ensemble`: TensorRT-LLM's `ensemble` and `tensorrt_llm_bls` (inputs `text_input` and `max_tokens`). A streamed
   message holds the new text only, unless the model's parameter `accumulate_tokens` says that it holds all text so far.
+  The two are told apart by their config: an `ensemble` is made of steps.
 - `llmapi`: the Python model over TensorRT-LLM's LLM API (input `sampling_param_max_tokens`). A message holds all text
   so far. It counts no tokens, so there is no usage unless the pool names a tokenizer, with which the gateway counts.
 - `raw`: TensorRT-LLM's engine itself, `tensorrt_llm` (inputs `input_ids`, `input_lengths`, `request_output_len`). Token
   ids go in and come out, the new ones in each message, so the gateway needs the model's tokenizer (`tokens`).
+
+**Several answers** to one request (`n`) are the engine's to make: asked for `num_return_sequences`, it sends messages
+of each sequence, between one another, and says in `sequence_index` of which. So it must be allowed to send more than
+one message, and there must be nothing between it and the gateway that loses the one tensor or the other, as
+`tensorrt_llm_bls` does: it declares both, but hands only a list of its own on to the engine, and when one sequence
+meets a stop string it ends them all.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Kind = Literal["ensemble", "llmapi", "raw"]
 
 TEXT, TOKENS, TOKEN_COUNT, LOG_PROBS, FINISH_REASON = "text", "tokens", "token_count", "log_probs", "finish_reason"
 PROMPT_TOKENS, COMPLETION_TOKENS, REUSED_BLOCKS = "prompt_tokens", "completion_tokens", "reused_blocks"
-DRAFT_TOKENS, ACCEPTED_TOKENS = "draft_tokens", "accepted_tokens"
-"""Fields of an answer. `TOKEN_COUNT`: how many of a message's `TOKENS` are such, and not padding."""
+DRAFT_TOKENS, ACCEPTED_TOKENS, SEQUENCE = "draft_tokens", "accepted_tokens", "sequence"
+"""Fields of an answer. `TOKEN_COUNT`: how many of a message's `TOKENS` are such, and not padding. `SEQUENCE`: of which
+of several answers the message is a part."""
 
 RETENTION = (
     "token_range_starts", "token_range_ends", "token_range_priorities", "token_range_durations_ms",
@@ -40,6 +48,7 @@ _COMMON = {
     "presence_penalty": ("presence_penalty",),
     "frequency_penalty": ("frequency_penalty",),
     "repetition_penalty": ("repetition_penalty",),
+    "n": ("num_return_sequences",),
     "guide_type": ("guided_decoding_guide_type",),
     "guide": ("guided_decoding_guide",),
     f"return {PROMPT_TOKENS}": ("return_num_input_tokens",),
@@ -97,6 +106,7 @@ _OUTPUTS: dict[Kind, dict[str, tuple[str, ...]]] = {
         TEXT: ("text_output",),
         PROMPT_TOKENS: ("num_input_tokens",),
         COMPLETION_TOKENS: ("num_output_tokens",),
+        SEQUENCE: ("sequence_index",),
         **_FIGURES,
     },
     "llmapi": {TEXT: ("text_output",), FINISH_REASON: ("finish_reason",), REUSED_BLOCKS: _FIGURES[REUSED_BLOCKS]},
@@ -104,6 +114,7 @@ _OUTPUTS: dict[Kind, dict[str, tuple[str, ...]]] = {
         TOKENS: ("output_ids",),
         TOKEN_COUNT: ("sequence_length",),
         LOG_PROBS: ("output_log_probs",),
+        SEQUENCE: ("sequence_index",),
         **_FIGURES,
     },
 }
@@ -148,11 +159,22 @@ class Contract:
     def capabilities(self) -> frozenset[str]:
         """The request parameters this contract can honour beyond those every engine can."""
         found = set(_OPTIONAL_PARAMETERS & self.inputs.keys())
+        if self.has_choices:
+            found.add("n")
         if {"guide_type", "guide"} <= self.inputs.keys():
             found.add("response_format")
         if f"return {LOG_PROBS}" in self.inputs and LOG_PROBS in self.outputs:
             found.add("logprobs")
         return frozenset(found)
+
+    @property
+    def has_choices(self) -> bool:
+        """One request can have several answers."""
+        return "n" in self.inputs and SEQUENCE in self.outputs
+
+    def without_choices(self) -> "Contract":
+        """The same contract, for an engine that makes one answer whatever it is asked."""
+        return replace(self, inputs={field: tensor for field, tensor in self.inputs.items() if field != "n"})
 
     def __str__(self) -> str:
         unit = "tokens" if self.kind == "raw" else "text deltas"
@@ -192,7 +214,7 @@ def detect(metadata: Any, config: Any) -> Contract:
     accumulates = (
         config.parameters["accumulate_tokens"].string_value if "accumulate_tokens" in config.parameters else ""
     )
-    return Contract(
+    contract = Contract(
         kind=kind,
         model=metadata.name,
         batched=config.max_batch_size > 0,
@@ -201,6 +223,8 @@ def detect(metadata: Any, config: Any) -> Contract:
         inputs=inputs,
         outputs=outputs,
     )
+    steps = kind == "raw" or len(config.ensemble_scheduling.step) > 0
+    return contract if contract.decoupled and steps else contract.without_choices()
 
 
 def _kind(model: str, declared: Mapping[str, str]) -> Kind:

@@ -19,7 +19,7 @@ import msgspec
 from gateway.chat_template import compile_template
 from gateway.upstream.base import EngineCall, EngineRequest, Failure, ProbeReport, UpstreamError
 from gateway.upstream.http_connection import ConnectionPool
-from gateway.upstream.triton.call import TritonCall
+from gateway.upstream.triton.call import CHOICES_IGNORED, TritonCall
 from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.contract import Contract, ContractError, detect
 from gateway.upstream.triton.control import Control, GrpcControl
@@ -130,6 +130,8 @@ class TritonEngine:
     def _on_failure(self, error: UpstreamError, process_dead: bool) -> None:
         if error.endpoint_fault:
             self._contract_current = False
+        if error.code == CHOICES_IGNORED and self._contract is not None:
+            self._contract = self._contract.without_choices()
         self.vitals.failed(error, process_dead=process_dead)
 
     def _not_ready(self, detail: str) -> ProbeReport:

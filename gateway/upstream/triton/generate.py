@@ -23,22 +23,34 @@ from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
 from gateway.upstream.http_get import Collected
 from gateway.upstream.triton.answer import EarlyEndError
-from gateway.upstream.triton.call import ANSWER_LIMIT, seen
+from gateway.upstream.triton.call import CHOICES_IGNORED, seen
 from gateway.upstream.triton.cancels import Canceller
+from gateway.upstream.triton.choices import ANSWER_LIMIT, AnswerTooLongError, Choices, NotNumberedError
 from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.failures import MODEL_DEAD, from_http, from_message
 from gateway.upstream.triton.generate_form import EngineSaysError, EventDecoder, error_text, generate_request
-from gateway.upstream.triton.prepare import Prepared, prepare
+from gateway.upstream.triton.prepare import one_choice_only, prepare
 from gateway.upstream.triton.text import TextChangedError
 from gateway.upstream.triton.tokens import TokenCodec
 from gateway.upstream.triton.vitals import Vitals
+
+_READING = (
+    EngineSaysError,
+    EarlyEndError,
+    NotNumberedError,
+    AnswerTooLongError,
+    TextChangedError,
+    ValueError,
+    RecursionError,
+)
+"""What reading an answer may raise."""
 
 
 class GenerateCall(HttpCall):
     """One request on its way; see `gateway.upstream.base.EngineCall`, and `TritonCall` for the arguments."""
 
     __slots__ = (
-        "_asked", "_attempt_id", "_canceller", "_codec", "_contract", "_decoder", "_on_failure", "_prepared",
+        "_asked", "_attempt_id", "_canceller", "_choices", "_codec", "_contract", "_decoder", "_on_failure",
         "_relaying", "_translator", "_vitals", "_whole", "paused",
     )  # fmt: skip
 
@@ -63,7 +75,7 @@ class GenerateCall(HttpCall):
         self._canceller = canceller
         self._vitals = vitals
         self._on_failure = on_failure
-        self._prepared: Prepared
+        self._choices: Choices
         self._translator: _Translator
         self._relaying: asyncio.Future[None] | None = None
         self._whole = b""
@@ -74,17 +86,18 @@ class GenerateCall(HttpCall):
         request, self._asked = self._asked, None  # the prompt is not needed once it has been sent
         assert request is not None
         stream, decoupled = request.stream, self._contract.decoupled
-        asked = request if stream else replace(request, stream=True, include_usage=True)
-        message, self._prepared = await prepare(asked, self._contract, self._attempt_id, self._codec)
+        message, self._choices = await prepare(
+            request, self._contract, self._attempt_id, self._codec, engine_streams=True
+        )
         self._request = generate_request(self._pool, message, request.headers, stream=decoupled)
-        del message, request, asked
+        del message, request
         self._vitals.watch(self)
         try:
             head = await self.send()
             self._request = ()
             if head.status != 200:
                 raise await self._refusal(head.status)
-            self._translator = _Translator(self._prepared, self._decoder, self._pool.endpoint, stream, self._end_early)
+            self._translator = _Translator(self._choices, self._decoder, self._pool.endpoint, self._end_early)
             if not head.events:
                 whole = Collected(ANSWER_LIMIT, "The answer came")
                 await super().relay(whole)
@@ -98,10 +111,11 @@ class GenerateCall(HttpCall):
                 if self._relaying.done():
                     self._relaying.result()
         except UpstreamError as error:
-            raise self._judged(_before_any_text(error)) from None
+            judged = self._judged(_before_any_text(error))
+            raise (one_choice_only() if judged.code == CHOICES_IGNORED else judged) from None
         if stream:
             return AnswerHead(200, "text/event-stream; charset=utf-8", events=True)
-        self._whole = self._translator.whole()
+        self._whole = self._choices.whole()
         return AnswerHead(200, "application/json", content_length=len(self._whole))
 
     async def relay(self, sink: Sink) -> None:
@@ -168,29 +182,22 @@ class _Translator:
     """
 
     __slots__ = (
-        "_client", "_decoder", "_end_early", "_endpoint", "_events", "_heard", "_length", "_over", "_prepared",
-        "_stream", "_texts", "begun",
+        "_choices", "_client", "_decoder", "_end_early", "_endpoint", "_events", "_heard", "_over", "begun",
     )  # fmt: skip
 
     verbatim = False
 
-    def __init__(
-        self, prepared: Prepared, decoder: EventDecoder, endpoint: str, stream: bool, end_early: Callable[[], None]
-    ) -> None:
-        self._prepared = prepared
+    def __init__(self, choices: Choices, decoder: EventDecoder, endpoint: str, end_early: Callable[[], None]) -> None:
+        self._choices = choices
         self._decoder = decoder
         self._endpoint = endpoint
-        self._stream = stream
         self._end_early = end_early
         self._client: Sink | None = None
         self._over = False
         self._heard = False
         """A message has come, though perhaps one without text."""
-        self._events = [prepared.wire.opening()] if stream else []
+        self._events = [choices.opening()]
         """What has come and nobody has taken yet."""
-        self._texts: list[str] = []
-        """The text of an answer that is not streamed."""
-        self._length = 0
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the first text."""
 
@@ -201,17 +208,17 @@ class _Translator:
 
     def write(self, payload: bytes) -> None:
         """Whole events, or the one object of an answer without events. Raises UpstreamError."""
-        answer = self._prepared.answer
+        choices = self._choices
         try:
             for event in payload.split(b"\n\n"):
                 if event and not self._over:
-                    self._take(self._read(event))
-                    if answer.overrun:
+                    self._take(event)
+                    if choices.overrun:
                         self.finish()
                         self._end_early()
         finally:
             self._flush()
-        if answer.started and not self.begun.done():
+        if choices.started and not self.begun.done():
             self.begun.set_result(None)
 
     def write_chunks(self, framed: bytes) -> None:
@@ -219,50 +226,41 @@ class _Translator:
 
     def finish(self) -> None:
         """The body has ended in order. Raises UpstreamError if the answer has not."""
-        answer = self._prepared.answer
         if self._over:
             return
         self._over = True
         if not self._heard:
             raise self._failure(Failure.LOST_BEFORE_ANSWER, "ended its answer without a word", "upstream_lost")
         try:
-            finish = answer.finish_reason
-        except EarlyEndError as error:
-            raise self._failure(Failure.ENGINE, f"ended the answer early ({error})", "engine_error", 500) from None
-        self._take(answer.end())
-        if self._stream:
-            self._events.append(self._prepared.wire.closing(finish, answer.usage))
-            self._flush()
+            self._events.append(self._choices.finish())
+        except _READING as error:
+            raise self._failed(error) from None
+        self._flush()
 
-    def whole(self) -> bytes:
-        """The body of an answer that is not streamed and has ended."""
-        answer = self._prepared.answer
-        text = "".join(self._texts)
-        return self._prepared.wire.whole(text, answer.finish_reason, answer.usage, answer.due_logprobs())
-
-    def _read(self, event: bytes) -> str:
-        answer = self._prepared.answer
+    def _take(self, event: bytes) -> None:
         try:
             message = self._decoder.decode(event.removeprefix(b"data:"))
             self._heard = True
-            return answer.take(message)
-        except EngineSaysError as error:
-            raise from_message(str(error), endpoint=self._endpoint, received=answer.started) from None
-        except TextChangedError:
-            raise self._failure(Failure.PROTOCOL, "took back text it had sent", "upstream_protocol") from None
-        except (ValueError, RecursionError) as error:
-            raise self._failure(Failure.PROTOCOL, f"sent a malformed answer: {error}", "upstream_protocol") from None
+            if events := self._choices.take(message):
+                self._events.append(events)
+        except _READING as error:
+            raise self._failed(error) from None
 
-    def _take(self, text: str) -> None:
-        if not text:
-            return
-        if self._stream:
-            self._events.append(self._prepared.wire.text(text, self._prepared.answer.due_logprobs()))
-            return
-        self._texts.append(text)
-        self._length += len(text)
-        if self._length > ANSWER_LIMIT:
-            raise self._failure(Failure.PROTOCOL, "sent an answer that is too long", "answer_too_long")
+    def _failed(self, error: Exception) -> UpstreamError:
+        """What an error in reading the answer says of the engine."""
+        match error:
+            case EngineSaysError():
+                return from_message(str(error), endpoint=self._endpoint, received=self._choices.started)
+            case EarlyEndError():
+                return self._failure(Failure.ENGINE, f"ended the answer early ({error})", "engine_error", 500)
+            case NotNumberedError():
+                return self._failure(Failure.ENGINE, "makes one answer only", CHOICES_IGNORED, 400)
+            case AnswerTooLongError():
+                return self._failure(Failure.PROTOCOL, "sent an answer that is too long", "answer_too_long")
+            case TextChangedError():
+                return self._failure(Failure.PROTOCOL, "took back text it had sent", "upstream_protocol")
+            case _:
+                return self._failure(Failure.PROTOCOL, f"sent a malformed answer: {error}", "upstream_protocol")
 
     def _flush(self) -> None:
         if self._client is not None and self._events:

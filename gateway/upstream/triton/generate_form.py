@@ -18,14 +18,14 @@ import msgspec
 
 from gateway.upstream.http_connection import ConnectionPool
 from gateway.upstream.triton.answer import COUNTS, Message
-from gateway.upstream.triton.contract import Contract
+from gateway.upstream.triton.contract import SEQUENCE, Contract
 from gateway.upstream.triton.tensors import unpack_row, unpack_texts
 
 _TEXT_LIMIT = 2000
 """Characters of an answer that is no error in Triton's form and is shown as one."""
 
 
-FIELDS = ("text", "tokens", "token_count", "log_probs", "finish_reason", *COUNTS)
+FIELDS = ("text", "tokens", "token_count", "log_probs", "finish_reason", SEQUENCE, *COUNTS)
 """What a message may hold, by the names that contracts use."""
 
 
@@ -93,6 +93,8 @@ class EventDecoder:
             message.token_count = _integer(event.token_count)
         if event.log_probs is not None:
             message.log_probs = _row(event.log_probs)
+        if event.sequence is not None:
+            message.sequence = _integer(event.sequence)
         reason = _first(event.finish_reason)
         if reason not in (None, "", "None"):
             message.finish_reason = str(reason)

@@ -27,6 +27,8 @@ STOP_COUNT_LIMIT = 4
 """Stop strings in a request, as in the OpenAI API."""
 STOP_LENGTH_LIMIT = 1000
 """Characters in one of them; what may be its beginning is held back, so it cannot be endless."""
+CHOICE_LIMIT = 128
+"""Answers to one request, as in the OpenAI API."""
 
 Fields = dict[str, msgspec.Raw]
 
@@ -55,7 +57,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
         "true in a chat, 0 for a completion: this model tells the probability of the chosen tokens only",
     ),
     "response_format": (dict[str, msgspec.Raw], "an object"),
-    "n": (Annotated[int, Meta(ge=1, le=1)], "1 for this model"),
+    "n": (Annotated[int, Meta(ge=1, le=CHOICE_LIMIT)], f"a whole number from 1 to {CHOICE_LIMIT}"),
     "prompt": (str | Annotated[list[str], Meta(min_length=1, max_length=1)], "a string"),
     "messages": (Annotated[list[dict[str, Any]], Meta(min_length=1)], "a list of at least one message object"),
     "chat_template_kwargs": (dict[str, Any], "an object"),
@@ -83,6 +85,8 @@ class Parameters(Struct, frozen=True):
     sampling: dict[str, float | int | str]
     logprobs: bool = False
     """The answer is to tell the chosen tokens' log probabilities."""
+    n: int = 1
+    """Answers to make."""
 
 
 def read_parameters(body: Fields, *, chat: bool, seed: int, pool_stop: tuple[str, ...] = ()) -> Parameters:
@@ -97,7 +101,6 @@ def read_parameters(body: Fields, *, chat: bool, seed: int, pool_stop: tuple[str
         limit = _value(body, "max_tokens")
     if limit is None:
         limit = DEFAULT_CHAT_TOKENS if chat else DEFAULT_COMPLETION_TOKENS
-    _value(body, "n")
     stop = _value(body, "stop") or ()
     stops = (stop,) if isinstance(stop, str) else stop
     sampling: dict[str, float | int | str] = {
@@ -117,7 +120,8 @@ def read_parameters(body: Fields, *, chat: bool, seed: int, pool_stop: tuple[str
     distinct = dict.fromkeys(text for text in (*stops, *pool_stop) if text)
     sampling |= _guide(body)
     logprobs = _value(body, "logprobs")
-    return Parameters(limit, tuple(distinct), sampling, logprobs is not None and logprobs is not False)
+    wants_logprobs = logprobs is not None and logprobs is not False
+    return Parameters(limit, tuple(distinct), sampling, wants_logprobs, _value(body, "n") or 1)
 
 
 def read_prompt_text(body: Fields) -> str:

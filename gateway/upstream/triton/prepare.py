@@ -1,40 +1,37 @@
-"""An OpenAI request -> what is needed to run it on a Triton model: the message to send and the machines for the answer.
+"""An OpenAI request -> what is needed to run it on a Triton model: the message to send, and what awaits its answer.
 
 Nothing is sent yet, so everything that a contract cannot express is refused here, by the parameter's name.
 """
 
 import random
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.chat_template import render_chat
 from gateway.upstream.base import EngineRequest, Failure, UpstreamError
 from gateway.upstream.triton.answer import Answer, TextCounter
+from gateway.upstream.triton.choices import Choices, ManyChoices, OneChoice
 from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.detokenizer import Detokenizer
 from gateway.upstream.triton.parameters import read_chat, read_parameters, read_prompt_text
 from gateway.upstream.triton.tensors import build_request
-from gateway.upstream.triton.token_form import ends_of, retention_fields
+from gateway.upstream.triton.token_form import Ends, ends_of, retention_fields
 from gateway.upstream.triton.tokens import TokenCodec, TokenizerError
 from gateway.upstream.triton.wire import Wire
-from router.errors import invalid
-
-
-@dataclass(slots=True, frozen=True)
-class Prepared:
-    """What makes an OpenAI answer of the engine's messages."""
-
-    answer: Answer
-    wire: Wire
+from router.errors import ApiError, invalid
 
 
 async def prepare(
-    request: EngineRequest, contract: Contract, attempt_id: str, codec: TokenCodec | None
-) -> tuple[Any, Prepared]:
-    """The ModelInferRequest to send, and what awaits its answer. `codec` is the pool's tokenizer, which a contract of
-    token ids cannot do without. Raises a 400 ApiError for a body that is malformed or that the contract cannot
-    express."""
+    request: EngineRequest,
+    contract: Contract,
+    attempt_id: str,
+    codec: TokenCodec | None,
+    *,
+    engine_streams: bool = False,
+) -> tuple[Any, Choices]:
+    """The ModelInferRequest to send, and what makes an OpenAI answer of the engine's messages. `codec` is the pool's
+    tokenizer, which a contract of token ids cannot do without; with `engine_streams` the engine is to stream even if
+    the client is not. Raises a 400 ApiError for a body that is malformed or that the contract cannot express."""
     if request.api == "embeddings":
         raise invalid("This model makes no embeddings.", param="model", code="unsupported_api")
     chat = request.api == "chat.completions"
@@ -43,11 +40,13 @@ async def prepare(
     parameters = read_parameters(
         request.body, chat=chat, seed=random.getrandbits(63), pool_stop=tuple(template.stop) if template else ()
     )
+    if parameters.n > 1 and not contract.has_choices:
+        raise one_choice_only()
     text = _chat_prompt(request, keep_bos=contract.kind == "raw") if chat else read_prompt_text(request.body)
-    stream = request.stream and contract.decoupled
+    stream = (request.stream or engine_streams) and contract.decoupled
     prompt: str | list[int] = text
     extra: dict[str, Any] = {}
-    tokens: Detokenizer | None = None
+    ends: Ends | None = None
     if contract.kind == "raw":
         if codec is None:
             raise UpstreamError(Failure.ENGINE, f"Pool {request.pool.name} has no tokenizer here.", 500, "tokenizer")
@@ -59,8 +58,6 @@ async def prepare(
         if not prompt:
             raise invalid("The prompt holds no token.", param="messages" if chat else "prompt", code="empty_prompt")
         extra = ends.fields() | retention_fields(request.retention)
-        echoed = prompt if not stream and "exclude_prompt" not in contract.inputs else ()
-        tokens = Detokenizer(codec, ends.ids, prompt_tokens=len(prompt), logprobs=parameters.logprobs, prompt=echoed)
     usage = request.include_usage or not request.stream
     counter: TextCounter | None = None
     if contract.kind == "llmapi":
@@ -76,22 +73,50 @@ async def prepare(
         usage=usage,
         extra=extra,
     )
-    answer = Answer(
-        contract,
-        max_tokens=parameters.max_tokens,
-        stop=parameters.stop,
-        kv_block_tokens=request.endpoint.state.kv_block_tokens or spec.kv_block_tokens,
-        tokens=tokens,
-        counter=counter,
+    prompt_tokens = len(prompt)
+    echoes = not stream and "exclude_prompt" not in contract.inputs
+    echoed = prompt if echoes and not isinstance(prompt, str) else ()
+    kv_block_tokens = request.endpoint.state.kv_block_tokens or spec.kv_block_tokens
+    request_id, include_usage, created = request.request_id, request.include_usage, int(time.time())
+
+    def answer() -> Answer:
+        tokens: Detokenizer | None = None
+        if ends is not None and codec is not None:
+            tokens = Detokenizer(
+                codec, ends.ids, prompt_tokens=prompt_tokens, logprobs=parameters.logprobs, prompt=echoed
+            )
+        return Answer(
+            contract,
+            max_tokens=parameters.max_tokens,
+            stop=parameters.stop,
+            kv_block_tokens=kv_block_tokens,
+            tokens=tokens,
+            counter=counter,
+        )
+
+    def wire(index: int) -> Wire:
+        return Wire(
+            chat=chat,
+            request_id=request_id,
+            created=created,
+            model=spec.model,
+            include_usage=include_usage,
+            index=index,
+        )
+
+    roles = {name: field for field, name in contract.outputs.items()}
+    if parameters.n > 1:
+        return message, ManyChoices(parameters.n, answer, wire, roles, stream=request.stream)
+    return message, OneChoice(answer(), wire(0), roles, stream=request.stream)
+
+
+def one_choice_only() -> ApiError:
+    """The refusal of a request for several answers."""
+    return invalid(
+        "This model makes one answer to a request. Leave 'n' out and send the request several times.",
+        param="n",
+        code="unsupported_parameter",
     )
-    wire = Wire(
-        chat=chat,
-        request_id=request.request_id,
-        created=int(time.time()),
-        model=spec.model,
-        include_usage=request.include_usage,
-    )
-    return message, Prepared(answer, wire)
 
 
 def _chat_prompt(request: EngineRequest, *, keep_bos: bool) -> str:

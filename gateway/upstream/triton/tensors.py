@@ -2,7 +2,7 @@
 
 Requests use `raw_input_contents`: entry *i* is the little-endian, row-major content of input *i*; an element of a BYTES
 tensor is its length (uint32) and its bytes. Answers always come that way, one entry per output. Of texts and figures
-only element 0 is ever read, because one prompt is sent and one sequence is asked for.
+only element 0 is ever read, because one prompt is sent and a message is a part of one sequence.
 """
 
 import struct
@@ -19,6 +19,7 @@ from gateway.upstream.triton.contract import (
     LOG_PROBS,
     PROMPT_TOKENS,
     REUSED_BLOCKS,
+    SEQUENCE,
     TEXT,
     TOKEN_COUNT,
     TOKENS,
@@ -61,7 +62,13 @@ def build_request(
     `prompt` is a text, or its token ids for a contract that takes those; there `extra` holds the fields that are made
     of tokens. `request_id` must be unique at the server: TensorRT-LLM addresses a running request by it.
     """
-    wanted = (*_ANSWER, *(_USAGE if usage else ()), *((LOG_PROBS,) if parameters.logprobs else ()))
+    several = parameters.n > 1
+    wanted = (
+        *_ANSWER,
+        *(_USAGE if usage else ()),
+        *((LOG_PROBS,) if parameters.logprobs else ()),
+        *((SEQUENCE,) if several else ()),
+    )
     asked = [field for field in wanted if field in contract.outputs]
     values: dict[str, Any] = {
         "prompt": prompt,
@@ -70,6 +77,7 @@ def build_request(
         "stream": stream,
         "exclude_prompt": True,
         **parameters.sampling,
+        **({"n": parameters.n} if several else {}),
         **{f"return {field}": True for field in asked},
     }
     if contract.kind == "raw":

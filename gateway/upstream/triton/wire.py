@@ -1,7 +1,8 @@
 """Text -> the JSON and server-sent events of the OpenAI API.
 
 In a stream nearly every event differs from the one before by its text alone. So what is constant is encoded once per
-request, and an event is three byte strings put together, with no object built per token.
+request, and an event is three byte strings put together, with no object built per token. Of several answers to one
+request each has a wire of its own, which puts its number into everything; `end` is written by any one of them.
 """
 
 from typing import Any
@@ -18,12 +19,15 @@ _MARK = "\x00text\x00"
 
 
 class Wire:
-    """One answer in OpenAI's form: `whole`, or as events, each complete with its blank line."""
+    """One answer in OpenAI's form: a `choice` of a `whole` body, or events, each complete with its blank line."""
 
-    __slots__ = ("_after", "_before", "_chat", "_head", "_include_usage")
+    __slots__ = ("_after", "_before", "_chat", "_head", "_include_usage", "_index")
 
-    def __init__(self, *, chat: bool, request_id: str, created: int, model: str, include_usage: bool) -> None:
+    def __init__(
+        self, *, chat: bool, request_id: str, created: int, model: str, include_usage: bool, index: int = 0
+    ) -> None:
         self._chat = chat
+        self._index = index
         self._include_usage = include_usage
         self._head = {
             "id": ("chatcmpl-" if chat else "cmpl-") + request_id,
@@ -34,16 +38,19 @@ class Wire:
         event = self._event({"content": _MARK} if chat else _MARK, None)
         self._before, self._after = event.split(_encode(_MARK))
 
-    def whole(self, text: str, finish: str, usage: Usage | None, logprobs: list[TokenLogprob] | None = None) -> bytes:
-        """The body of an answer that is not streamed."""
+    def choice(self, text: str, finish: str, logprobs: list[TokenLogprob] | None = None) -> dict[str, Any]:
+        """The answer as a part of `whole`."""
         content: Any = {"role": "assistant", "content": text, "refusal": None} if self._chat else text
-        choice = {
-            "index": 0,
+        return {
+            "index": self._index,
             "message" if self._chat else "text": content,
             "logprobs": self._logprobs(logprobs),
             "finish_reason": finish,
         }
-        body: dict[str, Any] = {**self._head, "choices": [choice]}
+
+    def whole(self, choices: list[dict[str, Any]], usage: Usage | None) -> bytes:
+        """The body of a response that is not streamed."""
+        body: dict[str, Any] = {**self._head, "choices": choices}
         if self._chat:
             body["object"] = "chat.completion"
         if usage is not None:
@@ -60,18 +67,21 @@ class Wire:
             return self._event({"content": text} if self._chat else text, None, logprobs)
         return b"".join((self._before, _encode(text), self._after))
 
-    def closing(self, finish: str, usage: Usage | None) -> bytes:
-        """Finish reason, usage where it was asked for and is known, and the end mark."""
-        events = self._event({} if self._chat else "", finish)
+    def closing(self, finish: str) -> bytes:
+        """The answer's last event, with its finish reason."""
+        return self._event({} if self._chat else "", finish)
+
+    def end(self, usage: Usage | None) -> bytes:
+        """The end of the response: usage where it was asked for and is known, and the end mark."""
         if self._include_usage and usage is not None:
-            events += _data({**self._head, "choices": [], "usage": _usage_object(usage)})
-        return events + DONE
+            return _data({**self._head, "choices": [], "usage": _usage_object(usage)}) + DONE
+        return DONE
 
     def _event(
         self, content: dict[str, Any] | str, finish: str | None, logprobs: list[TokenLogprob] | None = None
     ) -> bytes:
         choice = {
-            "index": 0,
+            "index": self._index,
             "delta" if self._chat else "text": content,
             "logprobs": self._logprobs(logprobs),
             "finish_reason": finish,
