@@ -12,7 +12,6 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 Labels = tuple[str | int, ...]
 """Values of a family's labels, in their order."""
@@ -61,7 +60,7 @@ class Histograms(Collector):
         self._described = name, documentation
         self._labels = tuple(labels)
         self._bounds = tuple(bounds)
-        self._names = [*(floatToGoString(bound) for bound in bounds), "+Inf"]
+        self._names = [*(str(float(bound)) for bound in bounds), "+Inf"]
         self.values: dict[Labels, Histogram] = {}
 
     def of(self, labels: Labels) -> Histogram:

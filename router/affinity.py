@@ -25,6 +25,8 @@ _SCORES = 2.0**64
 
 def preference(key: int, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
     """`endpoints` in the order in which the conversation `key` (64 bits) prefers them."""
+    if len(endpoints) == 1:
+        return [endpoints[0]]
     return sorted(endpoints, key=lambda endpoint: xxh3_64_intdigest(endpoint.key, key), reverse=True)
 
 
@@ -54,6 +56,8 @@ def within_bounds(order: list[Endpoint]) -> list[Endpoint]:
 
     There always is one: if all were at the bound, together they would carry more than they do.
     """
+    if len(order) == 1:
+        return order
     bound = load_bound(sum(endpoint.state.in_flight for endpoint in order), len(order))
     for position, endpoint in enumerate(order):
         if endpoint.state.in_flight + 1 <= bound:

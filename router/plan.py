@@ -5,8 +5,9 @@ then the fallbacks as listed) and, inside each, at the endpoints that are ready 
 for, in the order of the affinity floor. It is synchronous and reads only its arguments.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from router.affinity import pool_preference, preference, within_bounds
 from router.errors import ApiError, invalid, unavailable
@@ -19,8 +20,7 @@ SERVING = frozenset({"ready", "warming"})
 """The phases in which an endpoint takes new requests."""
 
 
-@dataclass(slots=True, frozen=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """One endpoint to try. `reason`: it is the conversation's home, it stands in for a loaded home, or it is a stand-in
     for what failed."""
 
@@ -29,8 +29,7 @@ class Attempt:
     reason: Reason
 
 
-@dataclass(slots=True, frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The attempts for one request, best first; at least one."""
 
     route: Route
@@ -40,11 +39,12 @@ class Plan:
 def plan(prompt: PromptView, fleet: FleetView) -> Plan:
     """Decide where `prompt` goes. Raises ApiError: 404 no such route, 400 no pool can do it, 503 none is ready."""
     route = fleet.route(prompt.model)
+    needs = prompt.needs
     attempts: list[Attempt] = []
     for pool in (*pool_preference(prompt.key, route.pools), *route.fallback):
         if prompt.api == "kserve" and pool.spec.protocol != "triton":
             continue
-        serving = [e for e in pool.endpoints if e.phase in SERVING and _can(e, prompt.needs)]
+        serving = [e for e in pool.endpoints if e.phase in SERVING and (not needs or _can(e, needs))]
         if not serving:
             continue
         order = preference(prompt.key, serving)

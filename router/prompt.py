@@ -12,7 +12,6 @@ answered with the parameter silently ignored. A need on the form of a parameter 
 `messages:image_url`, `prompt:batch`.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -120,8 +119,7 @@ _PROMPT = msgspec.json.Decoder(str | list[str | int | list[int]])
 _ANY = msgspec.json.Decoder()
 
 
-@dataclass(slots=True, frozen=True)
-class PromptView:
+class PromptView(msgspec.Struct, frozen=True):
     """What routing knows of one request."""
 
     api: Api

@@ -18,6 +18,7 @@ from gateway.upstream.triton.raw import Metadata
 REQUEST_ID = "x-request-id"
 _PASSED = ("traceparent", "tracestate")
 _WANTS_STATUS = ("triton_grpc_error", "true")
+_HEARD = frozenset({REQUEST_ID, *_PASSED, _WANTS_STATUS[0]})
 _REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
 _MADE_IDS = (f"{prefix}{number:016x}" for prefix in (os.urandom(8).hex(),) for number in itertools.count())
 """Ids for requests without one: as long as those of the other fronts, and made for a tenth of the price."""
@@ -28,18 +29,29 @@ class ClientMetadata:
 
     __slots__ = ("_echoed", "passed", "passed_stream", "request_id", "wants_status")
 
+    _echoed: Metadata
+    passed: Metadata
+    """What goes on to the engine."""
+    passed_stream: Metadata
+    """What goes on to the engine with a stream of one request."""
+    request_id: str
+    """The client's id of the RPC, or one made for the log."""
+    wants_status: bool
+    """A stream's first error is to end it, as a status."""
+
     def __init__(self, context: Any) -> None:
-        given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        given = {key: value for key, value in context.invocation_metadata() or () if key in _HEARD}
+        if not given:  # as nearly always
+            self._echoed = self.passed = self.passed_stream = ()
+            self.request_id = next(_MADE_IDS)
+            self.wants_status = False
+            return
         asked = given.get(REQUEST_ID, "")
-        self._echoed: Metadata = ((REQUEST_ID, asked),) if _REQUEST_ID.match(asked) else ()
+        self._echoed = ((REQUEST_ID, asked),) if _REQUEST_ID.match(asked) else ()
         self.request_id = asked if self._echoed else next(_MADE_IDS)
-        """The client's id of the RPC, or one made for the log."""
-        self.passed: Metadata = (*self._echoed, *((name, given[name]) for name in _PASSED if name in given))
-        """What goes on to the engine."""
+        self.passed = (*self._echoed, *((name, given[name]) for name in _PASSED if name in given))
         self.wants_status = given.get(_WANTS_STATUS[0]) == _WANTS_STATUS[1]
-        """A stream's first error is to end it, as a status."""
-        self.passed_stream: Metadata = (*self.passed, _WANTS_STATUS) if self.wants_status else self.passed
-        """What goes on to the engine with a stream of one request."""
+        self.passed_stream = (*self.passed, _WANTS_STATUS) if self.wants_status else self.passed
 
     def answer(self, endpoint: str) -> Metadata:
         """What comes back with the answer."""

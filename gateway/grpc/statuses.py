@@ -5,8 +5,7 @@ INVALID_ARGUMENT, no capacity UNAVAILABLE. Requests are counted in the metrics b
 fronts, so that one alert fits all.
 """
 
-from dataclasses import dataclass
-
+import msgspec
 from grpc import StatusCode
 
 from gateway.metrics import CLIENT_GONE
@@ -41,8 +40,7 @@ _TO_HTTP = {
 }
 
 
-@dataclass(slots=True, frozen=True)
-class Status:
+class Status(msgspec.Struct, frozen=True):
     """How an RPC or one request of it ended."""
 
     code: StatusCode

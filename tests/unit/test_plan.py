@@ -1,9 +1,9 @@
 """What the router's first layer promises: computable affinity, bounded loads, honest refusals."""
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,7 +101,7 @@ def test_a_pinned_conversation_goes_home_however_loaded_home_is_and_nowhere_else
     view = fleet({"p": 3}, {"m": RouteSpec(pool="p")})
     home = plan(request(), view).attempts[0].endpoint
     home.state.in_flight = 1000
-    pinned = replace(request(), pinned=True)
+    pinned = msgspec.structs.replace(request(), pinned=True)
     assert [attempt.endpoint for attempt in plan(pinned, view).attempts] == [home]
 
 
