@@ -8,14 +8,13 @@ from gateway.dispatch import first_willing
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.grpc.statuses import Status
+from gateway.kserve import API
 from gateway.metrics import UNKNOWN_ROUTE, Metrics
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.raw import RawTriton
 from router.plan import Attempt, Plan, plan
 from router.prompt import PromptView
-
-API = "kserve"
 
 _Sent = TypeVar("_Sent")
 

@@ -25,6 +25,7 @@ from gateway.fleet import LiveFleet
 from gateway.grpc.requests import Requests
 from gateway.grpc.stream import Streams
 from gateway.grpc.unary import QUERIES, Unary
+from gateway.kserve import BODY_LIMIT, EXTENSIONS
 from gateway.metrics import Metrics
 from gateway.upstream.triton.raw import SERVICE
 from router.fleet import Route
@@ -33,16 +34,9 @@ from router.spec.units import host_and_port
 
 logger = logging.getLogger(__name__)
 
-INT32_MAX = 2**31 - 1
-EXTENSIONS = (
-    *("classification", "sequence", "schedule_policy", "model_configuration"),
-    *("binary_tensor_data", "parameters", "statistics"),
-)
-"""Those of Triton's extensions that its clients can use through the gateway."""
-
 _OPTIONS = (
-    ("grpc.max_send_message_length", INT32_MAX),
-    ("grpc.max_receive_message_length", INT32_MAX),
+    ("grpc.max_send_message_length", BODY_LIMIT),
+    ("grpc.max_receive_message_length", BODY_LIMIT),
     ("grpc.so_reuseport", 0),
     # Find clients that vanished without a word.
     ("grpc.keepalive_time_ms", 60_000),

@@ -1,13 +1,10 @@
 """The OpenAI API: from an HTTP request to a dispatched plan.
 
 Each request goes one way through the corridor: read the body, view the prompt, plan, dispatch. Whatever is wrong on the
-way is raised as `ApiError` or `UpstreamError` and answered here, in OpenAI's error shape; once an answer has begun, the
-relay itself tells the client within the stream. There is no other way out but the client's leaving, which cancels the
-handler and, through the exchange, the engine.
+way is raised and answered by the frame around it (`gateway.http.answering`), in OpenAI's error shape; once an answer
+has begun, the relay itself tells the client within the stream.
 """
 
-import asyncio
-import logging
 import re
 import time
 import uuid
@@ -19,20 +16,17 @@ from aiohttp import web
 from gateway.dispatch import ClientRequest, OpenAnswer, open_answer, relay
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
+from gateway.http.answering import answering, refuse
 from gateway.http.client_response import NOBODY, ClientResponse
-from gateway.http.errors import as_api_error, error_body
+from gateway.http.errors import error_body
 from gateway.http.kserve import KServeFront
 from gateway.http.request_body import RequestBody
-from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
-from gateway.upstream.base import UpstreamError
+from gateway.metrics import Metrics
 from router.errors import ApiError
 from router.fleet import Route
 from router.plan import plan
 from router.prompt import Api, read_fields, read_prompt
 
-logger = logging.getLogger(__name__)
-
-_INTERNAL = ApiError(500, "The gateway failed to handle the request.", "server_error", code="internal_error")
 _APIS: dict[str, Api] = {
     "/v1/chat/completions": "chat.completions",
     "/v1/completions": "completions",
@@ -68,7 +62,7 @@ class Front:
         elif path == "/v2" or path.startswith("/v2/"):
             await self._kserve.handle(request, request_id, response)
         else:
-            _refuse(response, ApiError(404, f"There is no {path[:200]!r} here.", code="unknown_url"))
+            refuse(response, ApiError(404, f"There is no {path[:200]!r} here.", code="unknown_url"), error_body)
         return response
 
     async def _allowing(
@@ -79,29 +73,13 @@ class Front:
         else:
             error = ApiError(405, f"{request.path} takes {method}, not {request.method}.", code="method_not_allowed")
             response.close_after()  # its body has not been read
-            _refuse(response, error, ("Allow", method))
+            response.headers += (("Allow", method),)
+            refuse(response, error, error_body)
 
     async def _generate(self, api: Api, request: web.BaseRequest, request_id: str, response: ClientResponse) -> None:
-        with Exchange(self._live, response) as exchange:
-            try:
-                answer = await self._open(api, request, request_id, exchange, response)
-                await relay(exchange, response, answer, self._fleet)
-            except ApiError as error:
-                _refuse(response, error, *_placed(exchange))
-            except UpstreamError as error:
-                _refuse(response, as_api_error(error), *_placed(exchange))
-            except asyncio.CancelledError:
-                response.status = CLIENT_GONE
-                raise
-            except Exception:
-                logger.exception("request %s failed", request_id)
-                response.close_after()
-                if response.started:
-                    response.abort()
-                else:
-                    _refuse(response, _INTERNAL, *_placed(exchange))
-            finally:
-                self._observe(api, exchange, response)
+        with answering(self._live, self._metrics, api, request_id, response, error_body) as exchange:
+            answer = await self._open(api, request, request_id, exchange, response)
+            await relay(exchange, response, answer, self._fleet)
 
     async def _open(
         self, api: Api, request: web.BaseRequest, request_id: str, exchange: Exchange, response: ClientResponse
@@ -133,12 +111,6 @@ class Front:
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _observe(self, api: Api, exchange: Exchange, response: ClientResponse) -> None:
-        route = exchange.route or UNKNOWN_ROUTE
-        started = exchange.started
-        ttft = response.first_write - started if exchange.streamed and response.first_write else None
-        self._metrics.answered(api, route, response.status, self._live.now() - started, ttft)
-
     async def _models(self, path: str, response: ClientResponse) -> None:
         """The routes as OpenAI's model list, each with what its engine says of the model."""
         name = path.removeprefix("/v1/models").removeprefix("/")
@@ -149,7 +121,7 @@ class Front:
             try:
                 body = msgspec.json.encode(self._model(self._fleet.view.route(name)))
             except ApiError as error:
-                _refuse(response, error)
+                refuse(response, error, error_body)
                 return
         response.send(200, (_JSON, ("x-headrace-endpoint", NOBODY), ("x-headrace-route", _header_value(name))), body)
 
@@ -162,18 +134,6 @@ class Front:
                 entry |= next((model for model in known if model.get("id") == pool.spec.model), known[0])
                 break
         return entry | {"id": route.name}
-
-
-def _refuse(response: ClientResponse, error: ApiError, *headers: tuple[str, str]) -> None:
-    """Answer with an error."""
-    named = {name for name, _ in (*headers, *response.headers)}
-    missing = tuple((name, NOBODY) for name in ("x-headrace-endpoint", "x-headrace-route") if name not in named)
-    retry = (("Retry-After", str(error.retry_after)),) if error.retry_after is not None else ()
-    response.send(error.status, (_JSON, *headers, *missing, *retry), error_body(error))
-
-
-def _placed(exchange: Exchange) -> tuple[tuple[str, str], ...]:
-    return (("x-headrace-endpoint", exchange.attempt.endpoint.id),) if exchange.attempt is not None else ()
 
 
 def _header_value(text: str) -> str:

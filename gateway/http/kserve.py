@@ -8,10 +8,8 @@ A request body may be 2 GiB. So much of it is read ahead as routing looks at; a 
 be sent only once, and is not tried at a second endpoint.
 """
 
-import asyncio
 import contextlib
 import itertools
-import logging
 from importlib.metadata import version
 
 import msgspec
@@ -19,13 +17,14 @@ from aiohttp import web
 
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
-from gateway.grpc.server import EXTENSIONS, INT32_MAX
-from gateway.http.client_response import NOBODY, ClientResponse, Headers
+from gateway.http.answering import answering, refuse
+from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.errors import as_api_error
 from gateway.http.kserve_engine import GENERATING, Kept, Sending, open_answer
 from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
 from gateway.http.request_body import RequestBody
-from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
+from gateway.kserve import API, BODY_LIMIT, EXTENSIONS
+from gateway.metrics import Metrics
 from gateway.upstream.base import UpstreamError
 from router.errors import ApiError, invalid
 from router.fleet import Endpoint, Route
@@ -54,9 +53,6 @@ PASSED_RESPONSE_HEADERS = frozenset(
     }
 )
 _JSON = ("Content-Type", "application/json")
-_INTERNAL = ApiError(500, "The gateway failed to handle the request.")
-
-logger = logging.getLogger(__name__)
 
 
 class _Error(msgspec.Struct):
@@ -98,7 +94,7 @@ class KServeFront:
                 await self._index(request, response)
         elif (reason := why_unsupported(path)) is not None:
             response.close_after()
-            _refuse(response, ApiError(501, reason))
+            refuse(response, ApiError(501, reason), _body)
         else:
             self._own(path, request, response)
 
@@ -128,9 +124,9 @@ class KServeFront:
             said = await _read_ahead(body)
             only_ready = bool(said) and msgspec.json.decode(said, type=_IndexRequest).ready
         except msgspec.MsgspecError as error:
-            _refuse(response, ApiError(500, f"failed to parse the request JSON buffer: {error}"))
+            refuse(response, ApiError(500, f"failed to parse the request JSON buffer: {error}"), _body)
         except ApiError as error:
-            _refuse(response, error)
+            refuse(response, error, _body)
         else:
             routes = [r for r in self._fleet.view.routes.values() if _servable(r) or not only_ready]
             _send_own(response, 200, msgspec.json.encode([_entry(route) for route in routes]))
@@ -148,7 +144,7 @@ class KServeFront:
             answer = None
         if answer is None:
             response.close_after()
-            _refuse(response, ApiError(404, "Not Found"))
+            refuse(response, ApiError(404, "Not Found"), _body)
         elif request.method != "GET":
             _refuse_method(response, "GET")
         else:
@@ -157,33 +153,10 @@ class KServeFront:
     async def _pass_on(
         self, asked: ModelPath, request: web.BaseRequest, request_id: str, response: ClientResponse
     ) -> None:
-        with Exchange(self._live, response) as exchange:
-            try:
-                body = RequestBody(request, response, INT32_MAX)  # Triton counts a body's bytes in an int32
-                await self._relay(asked, request, request_id, body, exchange, response)
-            except ApiError as error:
-                _refuse(response, error, exchange)
-            except UpstreamError as error:
-                _refuse(response, as_api_error(error), exchange)
-            except asyncio.CancelledError:
-                response.status = CLIENT_GONE
-                raise
-            except Exception:
-                logger.exception("request %s failed", request_id)
-                response.close_after()
-                if response.started:
-                    response.abort()
-                else:
-                    _refuse(response, _INTERNAL, exchange)
-            finally:
-                if asked.operation in GENERATING:
-                    self._observe(exchange, response)
-
-    def _observe(self, exchange: Exchange, response: ClientResponse) -> None:
-        route = exchange.route or UNKNOWN_ROUTE
-        started = exchange.started
-        ttft = response.first_write - started if exchange.streamed and response.first_write else None
-        self._metrics.answered("kserve", route, response.status, self._live.now() - started, ttft)
+        api = API if asked.operation in GENERATING else None
+        with answering(self._live, self._metrics, api, request_id, response, _body) as exchange:
+            body = RequestBody(request, response, BODY_LIMIT)
+            await self._relay(asked, request, request_id, body, exchange, response)
 
     async def _relay(
         self,
@@ -308,18 +281,6 @@ def _send_own(response: ClientResponse, status: int, body: bytes) -> None:
     """Answer without an engine."""
     kind = _JSON if body else ("Content-Type", "text/plain")
     response.send(status, (kind, ("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY)), body)
-
-
-def _refuse(response: ClientResponse, error: ApiError, exchange: Exchange | None = None) -> None:
-    headers: Headers = (_JSON,)
-    named = {name for name, _ in response.headers}
-    attempt = exchange.attempt if exchange is not None else None
-    headers += (("x-headrace-endpoint", attempt.endpoint.id if attempt is not None else NOBODY),)
-    if "x-headrace-route" not in named:
-        headers += (("x-headrace-route", NOBODY),)
-    if error.retry_after is not None:
-        headers += (("Retry-After", str(error.retry_after)),)
-    response.send(error.status, headers, _body(error))
 
 
 def _refuse_method(response: ClientResponse, method: str) -> None:
