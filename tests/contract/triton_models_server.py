@@ -40,6 +40,7 @@ class TritonModels:
             shared = MODELS / ("tokens.py" if model.startswith("raw") else "scripted.py")
             code = own if own.exists() else shared
             shutil.copyfile(code, repository / model / "1" / "model.py")
+            shutil.copyfile(MODELS / "phases.py", repository / model / "1" / "phases.py")
         self._command = (
             *triton_command(wheels, repository, self._ports, run.shared_memory_prefix("models")),
             "--model-control-mode=explicit",
@@ -104,17 +105,25 @@ class TritonModels:
 
     async def cancelled(self, model: str) -> int:
         """Cancellations that `model` has counted."""
-        return await self._counted("cancelled", model)
+        return await self.metric("scripted_cancelled_total", model)
 
     async def stopped(self, model: str) -> int:
         """Running requests that `model` was told to stop by their id."""
-        return await self._counted("stopped", model)
+        return await self.metric("scripted_stopped_total", model)
 
-    async def _counted(self, what: str, model: str) -> int:
+    async def in_phase(self, model: str, phase: str) -> int:
+        """Requests of `model` that are `queued`, in `prefill` or in `decode`."""
+        return await self.metric("scripted_requests", model, phase=phase)
+
+    async def metric(self, name: str, model: str, **labels: str) -> int:
+        """A metric of a model's, 0 if there is none yet."""
         async with aiohttp.ClientSession() as session, session.get(self.metrics) as response:
             page = await response.text()
-        found = re.search(rf'^scripted_{what}_total\{{model="{model}"\}} (\S+)', page, re.MULTILINE)
-        return int(float(found[1])) if found else 0
+        asked = {("model", model), *labels.items()}
+        for found in re.finditer(rf"^{name}\{{(.*)\}} (\S+)$", page, re.MULTILINE):
+            if asked <= set(re.findall(r'(\w+)="(.*?)"', found[1])):
+                return int(float(found[2]))
+        return 0
 
     async def _ready(self) -> bool:
         url = f"{self.http}/v2/health/ready"

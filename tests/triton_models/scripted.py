@@ -4,7 +4,8 @@ The prompt is a JSON object (any other prompt is answered with itself):
 
 - `text`: what to answer; or `inputs: true`: answer with the inputs received, as JSON
 - `cut`: bytes per message (all in one message without it); each message counts as one token
-- `first_delay`, `delay`: seconds before the first message, and between messages
+- `first_delay`, `delay`: seconds before the first message, and between messages; an answer in one message takes as long
+- `in_turn`: not before other requests that have this have ended (decoupled models; others have Triton's queue)
 - `fail`: an error message to end with, after `fail_after` messages (0); `invalid`: as the request's fault
 - `die`: end the model's process after that many messages
 - `prompt_tokens`, `reused_blocks`: what to report
@@ -13,7 +14,7 @@ The prompt is a JSON object (any other prompt is answered with itself):
 - `ignore_stop`: go on after a stop string; without it the text ends after the first one, which stays in it
 - `revise`: in a cumulative signature, change text that was sent before
 
-Cancellations are counted in the metric `scripted_cancelled_total`.
+Requests and cancellations are counted as `phases` says.
 """
 
 import json
@@ -23,6 +24,7 @@ import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from phases import POLL_S, Requests, after
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -37,13 +39,7 @@ class TritonPythonModel:
         self.llmapi = "sampling_param_max_tokens" in self.inputs
         accumulate = config.get("parameters", {}).get("accumulate_tokens", {}).get("string_value", "")
         self.cumulative = self.llmapi or accumulate == "true"
-        family = pb_utils.MetricFamily(
-            name="scripted_cancelled_total", description="Cancelled requests", kind=pb_utils.MetricFamily.COUNTER
-        )
-        self.cancelled = family.Metric(labels={"model": args["model_name"]})
-        self.family = family
-        # Metrics are not made for threads: two that count at once were seen to bring the whole server down.
-        self.counting = threading.Lock()
+        self.requests = Requests(args["model_name"], "cancelled")
         blocks = pb_utils.MetricFamily(
             name="nv_trt_llm_kv_cache_block_metrics", description="KV blocks", kind=pb_utils.MetricFamily.GAUGE
         )
@@ -58,7 +54,7 @@ class TritonPythonModel:
                 arguments = (self.read(request), sender)
                 threading.Thread(target=self.stream, args=arguments, daemon=True).start()
             return None
-        return [self.answer_once(self.read(request)) for request in requests]
+        return [self.answer_once(self.read(request), request) for request in requests]
 
     def read(self, request):
         values = {}
@@ -117,52 +113,69 @@ class TritonPythonModel:
         code = pb_utils.TritonError.INVALID_ARG if invalid else pb_utils.TritonError.INTERNAL
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
 
-    def answer_once(self, job):
+    def answer_once(self, job, request):
         script, values = job
-        time.sleep(script.get("first_delay", 0))
-        if "fail" in script:
-            return self.error(script["fail"], script.get("invalid", False))
-        pieces = self.pieces(script, values)
-        return self.response(script, b"".join(pieces), len(pieces), last=True)
+        with self.requests.new() as progress:
+            if not self.wait(request, after(script.get("first_delay", 0)), script.get("deaf")):
+                return self.cancelled()
+            if "fail" in script:
+                return self.error(script["fail"], script.get("invalid", False))
+            progress.decodes()
+            pieces = self.pieces(script, values)
+            if not self.wait(request, after(script.get("delay", 0) * (len(pieces) - 1)), script.get("deaf")):
+                return self.cancelled()
+            return self.response(script, b"".join(pieces), len(pieces), last=True)
 
     def stream(self, job, sender):
         script, values = job
-        if not self.wait(sender, script.get("first_delay", 0), script.get("deaf")):
-            return
+        with self.requests.new(script.get("in_turn")) as progress:
+            if not self.send(script, values, sender, progress):
+                sender.send(self.cancelled(), flags=FINAL)
+
+    def send(self, script, values, sender, progress):
+        """Answer with messages; whether the request was not cancelled meanwhile."""
+        deaf, delay = script.get("deaf"), script.get("delay", 0)
+        if not (self.wait(sender, progress.its_turn) and self.wait(sender, after(script.get("first_delay", 0)), deaf)):
+            return False
         pieces = self.pieces(script, values)
+        progress.decodes()
         if not values.get("stream", values.get("streaming")):
+            if not self.wait(sender, after(delay * (len(pieces) - 1)), deaf):
+                return False
             pieces = [b"".join(pieces)]
         sent = b""
         for index, piece in enumerate([*pieces, None]):
             if "fail" in script and index == script.get("fail_after", 0):
                 sender.send(self.error(script["fail"], script.get("invalid", False)), flags=FINAL)
-                return
+                return True
             if "die" in script and index == script["die"]:
                 # A process that dies holding a lock in memory shared with Triton takes Triton along: let it get idle.
                 time.sleep(0.5)
                 os._exit(1)
             if piece is None:
                 break
-            if index and not self.wait(sender, script.get("delay", 0), script.get("deaf")):
-                return
+            if index and not self.wait(sender, after(delay), deaf):
+                return False
             sent += piece
             text = sent.decode("utf-8", "replace").encode() if self.cumulative else piece
             if script.get("revise") and index == 1:
                 text = text[::-1]
             sender.send(self.response(script, text, 1, last=index == len(pieces) - 1))
         sender.send(flags=FINAL)
+        return True
 
-    def wait(self, sender, seconds, deaf=False):
-        """Sleep, unless the request is cancelled."""
-        until = time.monotonic() + seconds
-        if deaf:
-            time.sleep(seconds)
+    def cancelled(self):
+        self.requests.count("cancelled")
+        return pb_utils.InferenceResponse(
+            error=pb_utils.TritonError("Request cancelled by client", pb_utils.TritonError.CANCELLED)
+        )
+
+    def wait(self, request, over, deaf=False):
+        """Wait until `over()`; whether the request, or its sender, was not cancelled meanwhile."""
         while True:
-            if sender.is_cancelled():
-                with self.counting:
-                    self.cancelled.increment(1)
-                sender.send(self.error("Request cancelled by client"), flags=FINAL)
+            ends = over()
+            if (ends or not deaf) and request.is_cancelled():
                 return False
-            if time.monotonic() >= until:
+            if ends:
                 return True
-            time.sleep(0.02)
+            time.sleep(POLL_S)

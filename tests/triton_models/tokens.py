@@ -7,10 +7,13 @@ The first 16 ids of the tests' tokenizer are special. Those in the prompt say ho
 - 9: answer with the inputs received, as JSON, one id per byte
 - 10: log probabilities of a message repeat all since the beginning
 - 11: go on after stop words, and no end
+- 12: not before other requests that have this have ended
+
+An answer in one message takes as long as one in many.
 
 Id 2 is repeated: it is a model's end of turn. An answer ends with `end_id` if it is given and the answer is shorter
-than `request_output_len`. A request with `stop` ends the running one with its id. Both that and
-cancellations are counted in metrics. `output_ids` are padded with -1, as the engine's are.
+than `request_output_len`. A request with `stop` ends the running one with its id. That, cancellations and requests are
+counted as `phases` says. `output_ids` are padded with -1, as the engine's are.
 """
 
 import itertools
@@ -20,6 +23,7 @@ import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from phases import POLL_S, Requests, after
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 SPECIALS = 16
@@ -42,31 +46,19 @@ class TritonPythonModel:
         self.decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
         self.running = {}
         self.byte_ids = byte_ids()
-        self.counting = threading.Lock()  # metrics are not made for threads
-        self.counters = {}
-        self.families = []
-        for what in ("cancelled", "stopped"):
-            family = pb_utils.MetricFamily(
-                name=f"scripted_{what}_total", description=what, kind=pb_utils.MetricFamily.COUNTER
-            )
-            self.families.append(family)
-            self.counters[what] = family.Metric(labels={"model": args["model_name"]})
+        self.requests = Requests(args["model_name"], "cancelled", "stopped")
 
     def execute(self, requests):
-        responses = []
         for request in requests:
             values = self.read(request)
             asked = set(request.requested_output_names())
             assert {"output_ids", "sequence_length"} <= asked, "the engine must be asked for its ids"
-            sender = request.get_response_sender() if self.decoupled else None
+            sender = request.get_response_sender()
             if values.get("stop") == [True]:
-                responses.append(self.stop(request.request_id(), sender))
-            elif self.decoupled:
-                job = (request.request_id(), values, asked, sender)
-                threading.Thread(target=self.stream, args=job, daemon=True).start()
+                self.stop(request.request_id(), sender)
             else:
-                responses.append(self.whole(request.request_id(), values, asked))
-        return None if self.decoupled else responses
+                job = (request.request_id(), values, asked, sender)
+                threading.Thread(target=self.answer, args=job, daemon=True).start()
 
     def read(self, request):
         values = {}
@@ -81,16 +73,15 @@ class TritonPythonModel:
     def stop(self, id_, sender):
         stopped = self.running.get(id_)
         if stopped is not None:
-            self.count("stopped")
+            self.requests.count("stopped")
             stopped.set()
-        if sender is not None:
-            sender.send(flags=FINAL)
-            return None
-        return pb_utils.InferenceResponse([])
+        self.end(sender)
 
-    def count(self, what):
-        with self.counting:
-            self.counters[what].increment(1)
+    def end(self, sender):
+        if self.decoupled:
+            sender.send(flags=FINAL)
+        else:
+            sender.send(pb_utils.InferenceResponse([]), flags=FINAL)
 
     def ids(self, id_, values, asked):
         prompt = values["input_ids"]
@@ -125,45 +116,54 @@ class TritonPythonModel:
             [pb_utils.Tensor(name, values[name]) for name in sorted(self.outputs & asked & values.keys())]
         )
 
-    def whole(self, id_, values, asked):
-        prompt = values["input_ids"]
-        ids = self.ids(id_, values, asked)[: values["request_output_len"][0]]
-        if values.get("exclude_input_in_output") != [True]:
-            ids = prompt + ids
-        return self.response(prompt, asked, ids, [])
-
-    def stream(self, id_, values, asked, sender):
+    def answer(self, id_, values, asked, sender):
         stopped = self.running[id_] = threading.Event()
         try:
-            self.send(id_, values, asked, sender, stopped)
+            with self.requests.new(12 in values["input_ids"]) as progress:
+                self.send(id_, values, asked, sender, stopped, progress)
         finally:
             del self.running[id_]
 
-    def send(self, id_, values, asked, sender, stopped):
+    def send(self, id_, values, asked, sender, stopped, progress):
         prompt = values["input_ids"]
         cut = next((size for token, size in ((3, 1), (4, 2), (5, 7)) if token in prompt), 10**9)
         delay = 0.05 if 8 in prompt else 0
-        if not self.wait(sender, stopped, 60 if 7 in prompt else 1 if 6 in prompt else 0):
+        prefill = 60 if 7 in prompt else 1 if 6 in prompt else 0
+        if not (self.wait(sender, stopped, progress.its_turn) and self.wait(sender, stopped, after(prefill))):
             return
         ids = self.ids(id_, values, asked)[: values["request_output_len"][0]]
-        if values.get("streaming") != [True]:
+        progress.decodes()
+        if values.get("streaming") != [True] or not self.decoupled:
+            if not self.wait(sender, stopped, after(delay * ((len(ids) - 1) // cut))):
+                return
             cut = 10**9
+        if not self.decoupled:
+            if values.get("exclude_input_in_output") != [True]:
+                ids = prompt + ids
+            sender.send(self.response(prompt, asked, ids, []), flags=FINAL)
+            return
         for at in range(0, len(ids), cut):
-            if at and not self.wait(sender, stopped, delay):
+            if at and not self.wait(sender, stopped, after(delay)):
                 return
             sender.send(self.response(prompt, asked, ids[at : at + cut], ids[:at]))
         sender.send(flags=FINAL)
 
-    def wait(self, sender, stopped, seconds):
-        """Sleep, unless the request is cancelled or stopped."""
-        until = time.monotonic() + seconds
+    def wait(self, sender, stopped, over):
+        """Wait until `over()`; whether the request was neither cancelled nor stopped meanwhile."""
         while True:
+            ends = over()
             if sender.is_cancelled() or stopped.is_set():
-                time.sleep(0.3)  # for the other sign to come, which shall be counted too
+                self.await_both(sender, stopped)
                 if sender.is_cancelled():
-                    self.count("cancelled")
-                sender.send(flags=FINAL)
+                    self.requests.count("cancelled")
+                self.end(sender)
                 return False
-            if time.monotonic() >= until:
+            if ends:
                 return True
-            time.sleep(0.02)
+            time.sleep(POLL_S)
+
+    def await_both(self, sender, stopped):
+        """Wait for the other sign to come, which shall be counted too."""
+        late = after(0.3)
+        while not (late() or (sender.is_cancelled() and stopped.is_set())):
+            time.sleep(POLL_S)

@@ -1,4 +1,7 @@
-"""The first step of the ensemble `steps`: a text as its bytes, 16 added; digits in front are special ids."""
+"""The first step of the ensemble `steps`: a text as its bytes, 16 added.
+
+Hexadecimal digits in front, in capitals, are special ids.
+"""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -9,8 +12,8 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             text = pb_utils.get_input_tensor_by_name(request, "QUERY").as_numpy().flatten()[0]
-            plain = text.lstrip(b"0123456789")
-            ids = [digit - ord("0") for digit in text[: len(text) - len(plain)]] + [byte + 16 for byte in plain]
+            plain = text.lstrip(b"0123456789ABCDEF")
+            ids = [int(digit, 16) for digit in text[: len(text) - len(plain)].decode()] + [byte + 16 for byte in plain]
             tensors = [
                 pb_utils.Tensor("INPUT_ID", np.array([ids], dtype=np.int32)),
                 pb_utils.Tensor("REQUEST_INPUT_LEN", np.array([[len(ids)]], dtype=np.int32)),
