@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from gateway.exchange import Exchange
 from gateway.http.client_response import ClientResponse, Headers
 from gateway.http.errors import as_api_error, error_event
+from gateway.relay.accounting import Account
 from gateway.upstream.base import AnswerHead, Engine, EngineCall, EngineRequest, Failure, UpstreamError
 from router.fleet import Endpoint
 from router.plan import Attempt, Plan
@@ -50,6 +51,8 @@ class ClientRequest:
     fields: Fields
     request_id: str
     headers: tuple[tuple[str, str], ...]
+    account: Account
+    """What the answer will say about itself."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,6 +112,7 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
                 endpoint=attempt.endpoint,
                 pool=attempt.pool,
                 retention=plan.route.retention,
+                account=request.account,
             )
         )
         exchange.call = call

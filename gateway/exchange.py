@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from gateway.relay.accounting import Account
 from gateway.upstream.base import Failure, LiveCall, UpstreamError
 from router.fleet import Timeouts
 from router.plan import Attempt
@@ -38,7 +39,7 @@ class Client(Protocol):
 class Exchange:
     """A request on its way. Use as a context manager."""
 
-    __slots__ = ("_live", "attempt", "attempt_started", "call", "client", "route", "started", "streamed")
+    __slots__ = ("_live", "account", "attempt", "attempt_started", "call", "client", "route", "started", "streamed")
 
     def __init__(self, live: "LiveExchanges", client: Client) -> None:
         self._live = live
@@ -50,6 +51,8 @@ class Exchange:
         self.attempt: Attempt | None = None
         self.attempt_started = 0.0
         self.call: LiveCall | None = None
+        self.account: Account | None = None
+        """What the answer says about itself, where that is known."""
 
     def __enter__(self) -> "Exchange":
         self._live.add(self)

@@ -11,11 +11,15 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.relay.accounting import Account
 from gateway.series import Counters, Histograms
 from router.fleet import FleetView
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+_GAP_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
+_REASONS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter", "abort"})
 
 UNKNOWN_ROUTE = "unknown"
 CLIENT_GONE = 499
@@ -49,9 +53,29 @@ class Metrics:
             "Requests that failed at an endpoint, by the kind of failure.",
             ("endpoint", "failure"),
         )
+        self.gaps = Histograms(
+            "headrace_inter_token_seconds",
+            "From one read of a stream to the next, which nearly always is from token to token.",
+            ("api", "route"),
+            _GAP_BUCKETS,
+        )
+        self.tokens = Counters(
+            "headrace_tokens",
+            "Tokens of answered requests as the engines report them: of prompts (the cached ones among them once more),"
+            " and of completions.",
+            ("api", "route", "kind"),
+        )
+        self.finished = Counters(
+            "headrace_finished", "Answers by the finish reason the engine gave.", ("api", "route", "reason")
+        )
+        self.body_bytes = Counters("headrace_response_body_bytes", "Bytes of answers relayed.", ("api", "route"))
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        for family in (self.requests, self.duration, self.ttft, self.attempts, self.upstream_failures):
+        self._of_routes = (
+            *(self.requests, self.duration, self.ttft),
+            *(self.gaps, self.tokens, self.finished, self.body_bytes),
+        )
+        for family in (*self._of_routes, self.attempts, self.upstream_failures):
             self.registry.register(family)
 
     def answered(self, api: str, route: str, status: int, seconds: float, ttft: float | None) -> None:
@@ -61,6 +85,20 @@ class Metrics:
         if ttft is not None:
             self.ttft.of((api, route)).observe(ttft)
 
+    def accounted(self, api: str, route: str, account: Account) -> None:
+        """Count what an answer that has ended said about itself."""
+        account.finish()
+        tokens = self.tokens.values
+        if account.prompt_tokens:
+            tokens[api, route, "prompt"] += account.prompt_tokens
+            tokens[api, route, "prompt_cached"] += account.cached_tokens
+        if account.completion_tokens:
+            tokens[api, route, "completion"] += account.completion_tokens
+        if reason := account.finish_reason:
+            self.finished.values[api, route, reason if reason in _REASONS else "other"] += 1
+        if account.body_bytes:
+            self.body_bytes.values[api, route] += account.body_bytes
+
     def forget_endpoint(self, id_: str) -> None:
         """Drop the series of an endpoint that left the fleet: pods come with ever new names."""
         for family in (self.attempts, self.upstream_failures):
@@ -68,7 +106,7 @@ class Metrics:
 
     def forget_route(self, name: str) -> None:
         """Drop the series of a route that is no more."""
-        for family in (self.requests, self.duration, self.ttft):
+        for family in self._of_routes:
             family.forget("route", name)
 
 

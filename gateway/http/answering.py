@@ -53,6 +53,8 @@ def answering(
                 ttft = response.first_write - started if exchange.streamed and response.first_write else None
                 route = exchange.route or UNKNOWN_ROUTE
                 metrics.answered(api, route, response.status, live.now() - started, ttft)
+                if exchange.account is not None:
+                    metrics.accounted(api, route, exchange.account)
 
 
 def refuse(response: ClientResponse, error: ApiError, shape: Shape, exchange: Exchange | None = None) -> None:

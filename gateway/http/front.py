@@ -22,6 +22,7 @@ from gateway.http.errors import error_body
 from gateway.http.kserve import KServeFront
 from gateway.http.request_body import RequestBody
 from gateway.metrics import Metrics
+from gateway.relay.accounting import Account
 from router.errors import ApiError
 from router.fleet import Route
 from router.plan import plan
@@ -95,7 +96,10 @@ class Front:
             value = request.headers.get(name)
             if value is not None and value.isascii() and value.isprintable():
                 passed.append((name, value))
-        asked = ClientRequest(prompt, fields, request_id, tuple(passed))
+        exchange.account = account = Account(shows_usage=prompt.include_usage)
+        if prompt.stream:
+            account.gaps = self._metrics.gaps.of((api, exchange.route))
+        asked = ClientRequest(prompt, fields, request_id, tuple(passed), account)
         return await open_answer(exchange, decided, asked, self._fleet)
 
     async def _read_body(self, request: web.BaseRequest, response: ClientResponse) -> bytes:

@@ -10,12 +10,13 @@ looks at all live requests calls `abort` with the error that `open` or `relay` i
 time and any number of times; if the answer was not complete, it tells the engine to stop.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 import msgspec
 
+from gateway.relay.accounting import Account
 from router.fleet import Endpoint, Pool
 from router.prompt import Api, Fields
 from router.spec.fleet import RetentionSpec
@@ -85,6 +86,8 @@ class EngineRequest:
     """Headers to send along: request id, trace context."""
     endpoint: Endpoint
     pool: Pool
+    account: Account = field(kw_only=True)
+    """To be filled in with what the answer says about itself."""
     retention: RetentionSpec | None = None
     """The route's hints on the KV cache."""
 

@@ -13,6 +13,7 @@ them, and takes the answer for begun only with the first event that is none: unt
 import asyncio
 from collections.abc import Callable
 
+from gateway.relay.accounting import Account, says_usage
 from gateway.relay.events import END_MARK, EventHolder, EventTooLongError, whole_chunks
 from gateway.relay.http1 import HEAD_LIMIT, ChunkedReader, FramingError, ResponseHead, parse_head
 from gateway.upstream.base import Failure, Sink, UpstreamError
@@ -30,9 +31,11 @@ class HttpCall:
     """One request on one connection of `pool`.
 
     `request` is complete: head and body. `preamble` tells of an event of a stream that it comes before the content.
+    `account` is filled in with what the answer says about itself.
     """
 
     __slots__ = (
+        "_account",
         "_connection",
         "_done",
         "_early",
@@ -65,6 +68,7 @@ class HttpCall:
         request: tuple[bytes, ...],
         connect_timeout: float,
         preamble: Callable[[bytes], bool] | None = None,
+        account: Account | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._pool = pool
@@ -86,6 +90,7 @@ class HttpCall:
         self._remaining = 0
         self._events: EventHolder | None = None
         self._preamble = preamble
+        self._account = account
         self._first_content = b""
         self._last = b""
         self.last_read = self._loop.time()
@@ -135,8 +140,7 @@ class HttpCall:
         if self._early_size >= _EARLY_LIMIT:
             self.resume()
         if self._first_content:
-            self._last = self._first_content
-            sink.write(self._first_content)
+            self._events_out(self._first_content, sink)
             early.insert(0, b"")  # the same read may have ended the body
         try:
             for data in early:
@@ -148,7 +152,10 @@ class HttpCall:
         await self._done
 
     def data_received(self, data: bytes) -> None:
-        self.last_read = self._loop.time()
+        now = self._loop.time()
+        if self.answering and self._account is not None and self._account.gaps is not None:
+            self._account.gaps.observe(now - self.last_read)
+        self.last_read = now
         try:
             if self._head is None:
                 data = self._read_head(data)
@@ -224,7 +231,7 @@ class HttpCall:
 
     def _body(self, data: bytes, sink: Sink) -> None:
         assert self._head is not None
-        reader, events = self._reader, self._events
+        reader, events, account = self._reader, self._events, self._account
         if reader is not None:
             if (
                 events is not None
@@ -232,8 +239,11 @@ class HttpCall:
                 and reader.at_boundary
                 and not events.holding
                 and whole_chunks(data)
+                and not (account is not None and says_usage(data))
             ):
                 self._last = data
+                if account is not None:
+                    account.relayed(data)
                 sink.write_chunks(data)
                 return
             payload = reader.feed(data)
@@ -248,13 +258,27 @@ class HttpCall:
             payload = events.feed(payload)
             if complete:
                 payload += events.rest()
-        if payload:
-            self._last = payload
+            self._events_out(payload, sink)
+        elif payload:
+            if account is not None:
+                account.read_whole(payload)
             sink.write(payload)
         if reader is not None and reader.error is not None:
             raise reader.error
         if complete:
             self._complete(reusable=self._head.keep_alive and not leftover)
+
+    def _events_out(self, events: bytes, sink: Sink) -> None:
+        """Pass whole events on, without those that the client did not ask for."""
+        account = self._account
+        if events:
+            self._last = events
+        if account is not None and events:
+            if says_usage(events):
+                events = account.without_usage(events)
+            account.relayed(events)
+        if events:
+            sink.write(events)
 
     def _complete(self, *, reusable: bool) -> None:
         connection, self._connection = self._connection, None
@@ -304,7 +328,7 @@ class HttpCall:
         if END_MARK.search(rest) is None:
             return not rest and END_MARK.search(self._last) is not None
         if self._sink is not None:
-            self._sink.write(rest)
+            self._events_out(rest, self._sink)
         return True
 
     def _broken(self, error: Exception) -> None:

@@ -1,8 +1,8 @@
 """Engines that speak the OpenAI API themselves: trtllm-serve, vLLM, SGLang, llama.cpp.
 
 Their answers already have the client's wire form, so they are relayed, not read. The request is the client's own with
-one value exchanged: `model` becomes the name the engine knows. Nothing of the client's headers goes along but what the
-gateway puts there on purpose; credentials never do.
+two values exchanged: `model` becomes the name the engine knows, and a stream is asked for its usage. Nothing of the
+client's headers goes along but what the gateway puts there on purpose; credentials never do.
 
 llama.cpp is the one engine that needs help to notice a client that leaves: its server looks at the connection only when
 it has something to send, so a long prefill runs to its end for nobody. Asked for `return_progress` it sends an event
@@ -27,6 +27,8 @@ engines send one all the same."""
 MODELS_EVERY_S = 60.0
 """How often a healthy engine is asked for its model list again."""
 _TRUE = msgspec.Raw(b"true")
+_NULL = msgspec.Raw(b"null")
+_USAGE_ONLY = msgspec.Raw(b'{"include_usage":true}')
 _LLAMA_CPP = "llamacpp"
 """`owned_by` in llama.cpp's model list."""
 _PROGRESS_FIELD = b'"prompt_progress":'
@@ -47,6 +49,8 @@ class OpenAIEngine:
 
     def call(self, request: EngineRequest) -> "OpenAICall":
         fields = {**request.body, "model": self._model}
+        if request.stream and not request.include_usage:
+            fields["stream_options"] = _with_usage(fields.get("stream_options"))
         asks_progress = self._llama_cpp and request.stream and "return_progress" not in fields
         if asks_progress:
             fields["return_progress"] = _TRUE
@@ -56,7 +60,7 @@ class OpenAIEngine:
         lines += ["content-type: application/json", "accept-encoding: identity", f"content-length: {len(body)}", "", ""]
         head = "\r\n".join(lines).encode("latin-1")
         preamble = _is_progress if asks_progress else None
-        return OpenAICall(self._pool, (head, body), request.pool.timeouts.connect, preamble)
+        return OpenAICall(self._pool, (head, body), request.pool.timeouts.connect, preamble, request.account)
 
     async def probe(self, pool: Pool) -> ProbeReport:
         """Ask `/health`, which every one of these engines has, and now and then for the models."""
@@ -122,6 +126,14 @@ def _is_sound(entry: msgspec.Raw) -> bool:
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
         return False
     return True
+
+
+def _with_usage(options: msgspec.Raw | None) -> msgspec.Raw:
+    """Stream options that ask for usage besides what the client asked for."""
+    if options is None or options == _NULL:
+        return _USAGE_ONLY
+    asked = msgspec.json.decode(options, type=dict[str, msgspec.Raw])
+    return msgspec.Raw(msgspec.json.encode({**asked, "include_usage": True}))
 
 
 def _is_progress(event: bytes) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.relay.accounting import Account
 from gateway.upstream.base import EngineCall, EngineRequest, ProbeReport
 from gateway.upstream.triton.engine import TritonEngine
 from router.fleet import Endpoint, EndpointState, Pool, Timeouts
@@ -97,7 +98,10 @@ class Adapter:
             for name, value in {"model": "route", "max_tokens": 10_000, **asked, **body}.items()
         }
         headers = (("x-request-id", "r-1"),)
-        request = EngineRequest(api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool, retention)
+        account = Account(shows_usage=include_usage)
+        request = EngineRequest(
+            api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool, retention, account=account
+        )
         return self.engine.call(request)
 
     async def events(self, script: dict[str, Any] | str, **options: Any) -> Events:

@@ -407,3 +407,26 @@ async def test_thousands_of_messages_and_escaped_nul_reach_the_engine_as_they_we
         assert (await ask(client, running, {**STREAM, "messages": messages}))[0] == 200
     sent = json.loads(engine.requests[0].body)
     assert (sent["messages"], sent["model"]) == (messages, "engine-model")
+
+
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n'
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+async def test_usage_is_asked_for_counted_and_shown_to_who_asked(
+    client: aiohttp.ClientSession, together: bool, asked: bool
+) -> None:
+    async def answer(connection: EngineConnection) -> None:
+        await connection.events(*([ONE + TWO + USAGE + DONE] if together else [ONE, TWO, USAGE, DONE]))
+        await connection.end()
+
+    options = {"stream_options": {"include_usage": True}} if asked else {}
+    async with ScriptedEngine(answer) as engine, running_gateway(one_pool(engine.endpoint())) as running:
+        status, body = await ask(client, running, STREAM | options)
+        assert (status, body) == (200, ONE + TWO + (USAGE if asked else b"") + DONE)
+        assert json.loads(engine.requests[0].body)["stream_options"] == {"include_usage": True}
+        labels = {"api": "chat.completions", "route": "m"}
+        value = running.gateway.registry.get_sample_value
+        assert value("headrace_tokens_total", labels | {"kind": "prompt"}) == 9
+        assert value("headrace_tokens_total", labels | {"kind": "completion"}) == 2

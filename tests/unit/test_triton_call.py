@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2
 
+from gateway.relay.accounting import Account
 from gateway.upstream.base import EngineRequest, Failure, UpstreamError
 from gateway.upstream.triton import choices
 from gateway.upstream.triton.answer import STOP_GRACE
@@ -76,7 +77,8 @@ class Sink:
 def made(rpc: FakeRpc, *, stream: bool = True, **body: Any) -> TritonCall:
     fields = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in {"prompt": "x", **body}.items()}
     headers = (("traceparent", "00-1"),)
-    request = EngineRequest("completions", fields, stream, True, "r", headers, ENDPOINT, POOL)
+    account = Account(shows_usage=True)
+    request = EngineRequest("completions", fields, stream, True, "r", headers, ENDPOINT, POOL, account=account)
 
     def send(_: Any, *, metadata: tuple[tuple[str, str], ...]) -> FakeRpc:
         assert dict(metadata) == {"traceparent": "00-1", "triton_grpc_error": "true"}

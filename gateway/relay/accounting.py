@@ -1,0 +1,159 @@
+"""What an answer says about itself (token usage, finish reason) and how it came, without decoding it.
+
+A name in double quotes and a colon can only be a key in JSON: inside a string its quotes are escaped. So a read that
+does not contain `"usage":` holds no usage, and one search of its bytes is all that nearly every read costs. The rest is
+looked for where it always is: the finish reason in the last few reads of a stream, usage near the end of a whole body.
+
+Engines are asked for usage whether or not the client was interested (`stream_options.include_usage`), because limits
+and costs are counted in tokens. What comes only for that reason, an event with usage and without choices, is taken out
+again. An event with usage *and* choices is text, and is left as it is.
+"""
+
+import contextlib
+import re
+from collections import deque
+from typing import Annotated, Protocol
+
+import msgspec
+
+_USAGE_KEY = b'"usage":'
+_SAYS_USAGE = re.compile(rb'"usage": ?\{')
+_USAGE = re.compile(rb'"usage": ?(\{(?:[^{}]++|\{[^{}]*+\})*+\})')
+"""A usage object, whose details may be objects of one level."""
+_REASON = re.compile(rb'"finish_reason": ?"([a-z_]{1,32})"')
+_SEAM_BYTES = 4096
+"""How much of a whole body is kept of one read, for usage that is cut in two."""
+_LAST_READS = 3
+"""The reads in which a stream's finish reason is looked for: it may be followed by usage and `[DONE]`."""
+
+
+class Gaps(Protocol):
+    """Where the times between two reads of a stream are counted."""
+
+    def observe(self, value: float) -> None: ...
+
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: _Tokens = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: _Tokens = None
+    completion_tokens: _Tokens = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Event(msgspec.Struct):
+    usage: _Usage | None = None
+    choices: list[msgspec.Raw] = []
+
+
+_event = msgspec.json.Decoder(_Event)
+_usage = msgspec.json.Decoder(_Usage)
+
+
+def says_usage(data: bytes) -> bool:
+    """Whether there is usage in `data`; many engines say `"usage":null` in every event before the last."""
+    return _USAGE_KEY in data and _SAYS_USAGE.search(data) is not None
+
+
+class Account:
+    """What is known of one answer, filled in while it is relayed."""
+
+    __slots__ = (
+        "_last",
+        "_seam",
+        "body_bytes",
+        "cached_tokens",
+        "completion_tokens",
+        "finish_reason",
+        "gaps",
+        "prompt_tokens",
+        "shows_usage",
+    )
+
+    def __init__(self, *, shows_usage: bool) -> None:
+        """`shows_usage`: the client wants a stream's usage event."""
+        self.shows_usage = shows_usage
+        self.gaps: Gaps | None = None
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        """Tokens of the prompt that the engine had in its KV cache."""
+        self.completion_tokens = 0
+        self.finish_reason = ""
+        """That of the choice which ended last; empty if none is known."""
+        self.body_bytes = 0
+        self._last: deque[bytes] = deque(maxlen=_LAST_READS)
+        self._seam = b""
+
+    def relayed(self, events: bytes) -> None:
+        """Note whole events that were passed on, framed or not."""
+        self.body_bytes += len(events)
+        self._last.append(events)
+
+    def without_usage(self, events: bytes) -> bytes:
+        """Note the usage in `events`, which are whole, and return those of them that the client is to get."""
+        return b"".join(
+            event for event in _split(events) if not says_usage(event) or self._read_event(event) or self.shows_usage
+        )
+
+    def read_whole(self, piece: bytes) -> None:
+        """Note the usage in a piece of a body that is no stream."""
+        self.body_bytes += len(piece)
+        text = self._seam + piece
+        for found in _USAGE.finditer(text):
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                self._count(_usage.decode(found[1]))
+        if reasons := _REASON.findall(text):
+            self.finish_reason = reasons[-1].decode()
+        self._seam = text[-_SEAM_BYTES:]
+
+    def finish(self) -> None:
+        """The answer is complete: look for what its end says."""
+        for read in reversed(self._last):
+            if found := _REASON.findall(read):
+                self.finish_reason = found[-1].decode()
+                break
+        self._last.clear()
+        self._seam = b""
+
+    def _read_event(self, event: bytes) -> bool:
+        """Note an event's usage; whether there is more to the event than that."""
+        start = event.find(b"{")
+        try:
+            read = _event.decode(event[start : event.rfind(b"}") + 1])
+        except (msgspec.DecodeError, RecursionError):
+            return True  # whatever it is, it is not ours to judge
+        if read.usage is None:
+            return True
+        self._count(read.usage)
+        return bool(read.choices)
+
+    def count(self, prompt: int, completion: int, cached: int) -> None:
+        """Take over an engine's usage, in tokens."""
+        self.prompt_tokens, self.completion_tokens, self.cached_tokens = prompt, completion, cached
+
+    def _count(self, usage: _Usage) -> None:
+        details = usage.prompt_tokens_details
+        cached = details.cached_tokens if details is not None else None
+        self.count(usage.prompt_tokens or 0, usage.completion_tokens or 0, cached or 0)
+
+
+def _split(events: bytes) -> list[bytes]:
+    """`events` cut behind each blank line."""
+    pieces = []
+    start = 0
+    while start < len(events):
+        unix, windows = events.find(b"\n\n", start), events.find(b"\n\r\n", start)
+        if unix >= 0 and (windows < 0 or unix < windows):
+            end = unix + 2
+        elif windows >= 0:
+            end = windows + 3
+        else:
+            end = len(events)
+        pieces.append(events[start:end])
+        start = end
+    return pieces
