@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.relay.accounting import Account
-from gateway.series import Counters, Histograms
+from gateway.series import Counters, Histograms, Rows
 from router.fleet import FleetView
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
@@ -26,7 +26,7 @@ CLIENT_GONE = 499
 """The status under which requests are counted whose client left before the answer was complete (nginx's number)."""
 
 
-class Metrics:
+class Metrics(Collector):
     """The metrics of one gateway process, on a registry of their own."""
 
     def __init__(self) -> None:
@@ -75,8 +75,23 @@ class Metrics:
             *(self.requests, self.duration, self.ttft),
             *(self.gaps, self.tokens, self.finished, self.body_bytes),
         )
-        for family in (*self._of_routes, self.attempts, self.upstream_failures):
+        self._families = (*self._of_routes, self.attempts, self.upstream_failures)
+        for family in self._families:
             self.registry.register(family)
+
+    def rows(self) -> dict[str, Rows]:
+        """Every counter and histogram as it stands, by the family's name."""
+        return {family.name: family.rows() for family in self._families}
+
+    def add(self, rows: dict[str, Rows]) -> None:
+        """Add what the `rows` of another process say."""
+        for family in self._families:
+            family.add(rows.get(family.name, []))
+
+    def collect(self) -> Iterator[Metric]:
+        """The counters and histograms, exposed as they stand."""
+        for family in self._families:
+            yield from family.collect()
 
     def answered(self, api: str, route: str, status: int, seconds: float, ttft: float | None) -> None:
         """Count a request that was answered after `seconds`; `ttft` is the time to its first token if it streamed."""

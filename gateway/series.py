@@ -3,6 +3,9 @@
 prometheus_client's own take a lock and, for their labels, a tuple of strings per increment, for threads that a gateway
 does not have: several microseconds a request, which is more than routing it. So values are kept in plain dictionaries
 by their labels and become prometheus_client's families when they are scraped; what is exposed, and how, is left to it.
+
+Being plain numbers, they also travel: a family's `rows` in one process are added to the same family in another, which is
+how several processes are scraped as one.
 """
 
 from bisect import bisect_left
@@ -15,12 +18,15 @@ from prometheus_client.registry import Collector
 
 Labels = tuple[str | int, ...]
 """Values of a family's labels, in their order."""
+Rows = list[tuple[Labels, tuple[float, ...]]]
+"""The series of a family: of a counter its value, of a histogram its buckets' counts and then its total."""
 
 
 class Counters(Collector):
     """A family of counters: `counters.values[labels] += 1`."""
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
+        self.name = name
         self._described = name, documentation
         self._labels = tuple(labels)
         self.values: defaultdict[Labels, float] = defaultdict(float)
@@ -28,6 +34,14 @@ class Counters(Collector):
     def forget(self, label: str, value: str) -> None:
         """Drop the series in which `label` has `value`."""
         _forget(self.values, self._labels.index(label), value)
+
+    def rows(self) -> Rows:
+        return [(labels, (value,)) for labels, value in self.values.items()]
+
+    def add(self, rows: Rows) -> None:
+        """Add what another process has counted."""
+        for labels, (value,) in rows:
+            self.values[labels] += value
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(*self._described, labels=self._labels)
@@ -57,6 +71,7 @@ class Histograms(Collector):
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
         """`bounds` are the upper ends of the buckets, ascending, without infinity."""
+        self.name = name
         self._described = name, documentation
         self._labels = tuple(labels)
         self._bounds = tuple(bounds)
@@ -73,6 +88,16 @@ class Histograms(Collector):
     def forget(self, label: str, value: str) -> None:
         """Drop the series in which `label` has `value`."""
         _forget(self.values, self._labels.index(label), value)
+
+    def rows(self) -> Rows:
+        return [(labels, (*series.counts, series.total)) for labels, series in self.values.items()]
+
+    def add(self, rows: Rows) -> None:
+        """Add what another process has observed."""
+        for labels, (*counts, total) in rows:
+            series = self.of(labels)
+            series.counts = [one + int(other) for one, other in zip(series.counts, counts, strict=True)]
+            series.total += total
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(*self._described, labels=self._labels)
