@@ -10,7 +10,8 @@ by a contract test for the version in use:
 
 - After a handler returns a response, the connection calls its `prepare` and `write_eof` and reads `keep_alive`.
 
-- `handle_error` makes the response to what is not HTTP, and to an exception nobody caught.
+- `handle_error` makes the response to what is not HTTP, and to an exception nobody caught; `log_exception` writes of
+  what failed outside of handlers.
 
 - `writing_paused` and `_drain_helper` tell whether the client is behind and when it has caught up.
 
@@ -31,6 +32,7 @@ from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_writer import HttpVersion11
+from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 
 from gateway.http.errors import error_body
@@ -70,11 +72,13 @@ class ClientProtocol(RequestHandler):
     behind the request being handled: such a connection is closed instead.
     """
 
-    __slots__ = ("_server", "response")
+    __slots__ = ("_body", "_server", "response")
 
     def __init__(self, manager: "ClientServer", **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
         self._server = manager
+        self._body: StreamReader | None = None
+        """The body of the request read last."""
         self.response: ClientResponse | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -91,12 +95,16 @@ class ClientProtocol(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
+        if not self._messages:
             return
-        request = self._current_request
-        if request is not None and not request.content.is_eof():
-            # The body being read is what could not be parsed: its reader would wait for ever.
-            request.content.set_exception(RequestPayloadError("malformed body"))
+        message, payload = self._messages[-1]
+        if not isinstance(message, _ErrInfo):
+            self._body = payload
+            return
+        body = self._messages[-2][1] if len(self._messages) > 1 else self._body
+        if body is not None and not body.is_eof():
+            # It is what could not be parsed: whoever reads it would wait for ever.
+            body.set_exception(RequestPayloadError("malformed body"))
 
     def pause_reading(self) -> None:
         super().pause_reading()
@@ -126,6 +134,12 @@ class ClientProtocol(RequestHandler):
         self.close()
         headers = {"x-request-id": uuid.uuid4().hex, "x-headrace-endpoint": NOBODY, "x-headrace-route": NOBODY}
         return web.Response(status=status, body=error_body(error), content_type="application/json", headers=headers)
+
+    def log_exception(self, *args: Any, **kwargs: Any) -> None:
+        """aiohttp drains what is left of a body after its request has been refused; that it is malformed is the
+        client's affair, and the connection closes."""
+        if not isinstance(kwargs.get("exc_info"), RequestPayloadError):
+            super().log_exception(*args, **kwargs)
 
     def pause_writing(self) -> None:
         super().pause_writing()

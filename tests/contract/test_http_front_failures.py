@@ -43,38 +43,6 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: fl
         raise AssertionError(f"{what}: not within {seconds} s") from None
 
 
-async def test_a_client_that_leaves_a_stream_stops_the_model(front: Front) -> None:
-    before = await front.triton.cancelled("ensemble")
-    async with aiohttp.ClientSession() as http:
-        async with http.post(
-            front.running.url + STREAM_PATH, data=script(text="x" * 1000, cut=1, delay=0.05)
-        ) as answer:
-            await answer.content.readline()
-    await front.running.until_idle(2)
-
-    async def counted() -> bool:
-        return await front.triton.cancelled("ensemble") == before + 1
-
-    await until(counted, "the model has counted the cancel", 2)
-
-
-async def test_a_client_that_leaves_before_the_first_token_frees_the_gateway_at_once(front: Front) -> None:
-    async with aiohttp.ClientSession() as http:
-        asking = asyncio.create_task(
-            http.post(front.running.url + STREAM_PATH, data=script(text="abc", cut=1, first_delay=1, delay=0.2))
-        )
-        await front.running.until(lambda: front.running.in_flight["ensemble"] == 1, "the request is in flight")
-        before = await front.triton.cancelled("ensemble")
-        asking.cancel()
-        await asyncio.wait([asking])
-    await front.running.until_idle(1)
-
-    async def counted() -> bool:
-        return await front.triton.cancelled("ensemble") == before + 1
-
-    await until(counted, "Triton notices when it writes its first event", 3)
-
-
 async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(front: Front) -> None:
     port = front.running.http_port
     _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -278,3 +246,21 @@ async def test_a_large_body_is_never_held_whole(front: Front, tmp_path: Path) ->
     finally:
         process.terminate()
         await process.wait()
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/nope", "/v2/models/typed_identity/infer", "/v2/models/nope/infer", "/v2/nope"]
+)
+async def test_no_malformed_body_leaves_a_stack_trace_in_the_log(
+    front: Front, caplog: pytest.LogCaptureFixture, path: str, pause: float
+) -> None:
+    for rest in (b"5\r\nhelloXX\r\n", b"zz\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.running.http_port)
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        await asyncio.sleep(pause)
+        writer.write(rest)
+        assert (await reader.readuntil(b"\r\n\r\n")).split()[1] in (b"400", b"404")
+        await asyncio.sleep(0.05)  # what is left of the body is drained
+        writer.close()
+    assert [record for record in caplog.records if record.exc_info] == []
