@@ -2,32 +2,36 @@
 
 Up: serve the admin port, follow the shared state and probe the engines once (never waiting long for either), then serve
 the clients. Down: say so in `/readyz`, stop accepting, let the streams finish, then close what they used.
+
+A gateway that is given its HTTP sockets is one of several workers of a supervisor, which does what is to be done once:
+it serves the admin port and publishes the fleet file; the gRPC port is then shared, too.
 """
 
 import asyncio
 import contextlib
-import errno
-import logging
-import os
 import resource
+import socket
+from collections.abc import Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from gateway.admin.app import admin_app
-from gateway.admin.view import Lifecycle
+from gateway.admin.view import Lifecycle, no_requests_left
 from gateway.exchange import LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.grpc.server import GrpcFront
 from gateway.http.client_response import ClientServer
 from gateway.http.front import Front
+from gateway.listening import listen, not_to_be_had
 from gateway.metrics import FleetCollector, Metrics
+from gateway.series import Rows
 from gateway.upstream.base import Failure, UpstreamError
-from router.fleet import FleetView
+from router.fleet import Endpoint, FleetView
 from router.merge import MergedFleet
 from router.spec.documents import file_documents
 from router.spec.fleet import FleetSpec
-from router.spec.units import host_and_port, size_bytes
+from router.spec.units import size_bytes
 from router.state.fleet import FleetState
 
 DRAIN_S = 300.0
@@ -39,33 +43,32 @@ _GIVING_UP_S = 2.0
 _STOPPING = UpstreamError(Failure.BUSY, "The gateway is stopping and waits no longer.", 503, "gateway_stopping")
 _FIRST_PROBES_S = 3.0
 """How long the first round of probes may hold up the start; longer than a probe's default timeout."""
-_BACKLOG = 1024
-
-logger = logging.getLogger(__name__)
-
-
-class ListenError(Exception):
-    """A listening address cannot be used. The message is one sentence for the operator.
-
-    `what` is the address's name in the fleet file: `http`, `grpc` or `admin`.
-    """
-
-    def __init__(self, what: str, message: str) -> None:
-        super().__init__(message)
-        self.what = what
 
 
 class Gateway:
     """A gateway and its servers. Start it once, stop it once. What the admin API shows is read off it."""
 
-    def __init__(self, spec: FleetSpec, content_hash: str, admin_token: str | None) -> None:
+    workers = None
+    """It is one process."""
+
+    def __init__(
+        self,
+        spec: FleetSpec,
+        content_hash: str,
+        admin_token: str | None,
+        inherited: Sequence[socket.socket] | None = None,
+    ) -> None:
+        """`inherited` are the sockets of `gateway.http` if this is a worker."""
         self._spec = spec
+        self._inherited = inherited
         self._metrics = Metrics()
         self._live_fleet = LiveFleet(self._metrics)
         self._live = LiveExchanges(self._live_fleet.timeouts)
         documents = file_documents(spec, content_hash=content_hash)
         redis_url = spec.redis.url if spec.redis is not None else None
-        self.state = FleetState(redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply)
+        self.state = FleetState(
+            redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply, publishes=inherited is None
+        )
         self._front = Front(self._live_fleet, self._live, self._metrics, size_bytes(spec.gateway.body_limit))
         self._grpc = GrpcFront(self._live_fleet, self._live, self._metrics, lambda: self.lifecycle == "serving")
         self._admin_token = admin_token
@@ -74,7 +77,7 @@ class Gateway:
         self._sweep: asyncio.Task[None] | None = None
         self.lifecycle: Lifecycle = "starting"
         self._metrics.registry.register(
-            FleetCollector(lambda: self.fleet, lambda: len(self._live), self._redis_connected)
+            FleetCollector(lambda: self.fleet, lambda: self.live_requests, self.redis_connected)
         )
 
     @property
@@ -89,28 +92,41 @@ class Gateway:
     def registry(self) -> CollectorRegistry:
         return self._metrics.registry
 
-    def _redis_connected(self) -> bool | None:
+    @property
+    def live_requests(self) -> int:
+        return len(self._live)
+
+    def rows(self) -> dict[str, Rows]:
+        """Its counters and histograms as they stand."""
+        return self._metrics.rows()
+
+    def drained(self, endpoint: Endpoint) -> bool:
+        return no_requests_left(endpoint)
+
+    def redis_connected(self) -> bool | None:
+        """Whether the shared state is followed; None where none is configured."""
         status = self.state.status
         return status.connected if status.configured else None
 
     async def start(self) -> None:
         """Serve. Raises ListenError if an address is not to be had."""
         _raise_descriptor_limit()
-        self._admin_runner = web.AppRunner(admin_app(self, self._admin_token), access_log=None)
-        await self._admin_runner.setup()
-        await _listen(self._admin_runner, "admin", self._spec.gateway.admin)
+        if self._inherited is None:
+            self._admin_runner = web.AppRunner(admin_app(self, self._admin_token), access_log=None)
+            await self._admin_runner.setup()
+            await listen(self._admin_runner, "admin", self._spec.gateway.admin)
         await self.state.start()
         await self._live_fleet.probed_once(_FIRST_PROBES_S)
         self._sweep = asyncio.create_task(self._live.sweep(), name="deadline sweep")
         server = ClientServer(self._front.handle, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
         self._client_runner = web.ServerRunner(server, shutdown_timeout=DRAIN_S + _GIVING_UP_S)
         await self._client_runner.setup()
-        await _listen(self._client_runner, "http", self._spec.gateway.http)
+        await listen(self._client_runner, "http", self._spec.gateway.http, self._inherited)
         if self._spec.gateway.grpc is not None:
             try:
-                await self._grpc.start(self._spec.gateway.grpc)
+                await self._grpc.start(self._spec.gateway.grpc, shared=self._inherited is not None)
             except OSError as error:
-                raise _not_to_be_had("grpc", self._spec.gateway.grpc, error) from None
+                raise not_to_be_had("grpc", self._spec.gateway.grpc, error) from None
         self.lifecycle = "serving"
 
     async def stop(self) -> None:
@@ -142,18 +158,3 @@ def _raise_descriptor_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-async def _listen(runner: web.BaseRunner, what: str, address: str) -> None:
-    host, port = host_and_port(address)
-    try:
-        await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
-    except OSError as error:
-        raise _not_to_be_had(what, address, error) from None
-    logger.info("%s: listening on %s", what, address)
-
-
-def _not_to_be_had(what: str, address: str, error: OSError) -> ListenError:
-    in_use = error.errno == errno.EADDRINUSE
-    reason = "it is in use by another program" if in_use else os.strerror(error.errno or 0).lower()
-    return ListenError(what, f"Cannot listen on {address} (gateway.{what}): {reason}.")

@@ -4,8 +4,8 @@ prometheus_client's own take a lock and, for their labels, a tuple of strings pe
 does not have: several microseconds a request, which is more than routing it. So values are kept in plain dictionaries
 by their labels and become prometheus_client's families when they are scraped; what is exposed, and how, is left to it.
 
-Being plain numbers, they also travel: a family's `rows` in one process are added to the same family in another, which is
-how several processes are scraped as one.
+Being plain numbers, they also travel: a family's `rows` in one process are added to the same family in another, which
+is how several processes are scraped as one.
 """
 
 from bisect import bisect_left

@@ -64,7 +64,8 @@ class _Handlers:
         return web.Response(text="ok")
 
     async def readyz(self, _: web.Request) -> web.Response:
-        state = readiness(self._gateway.lifecycle, self._gateway.fleet, self._gateway.state.status)
+        gateway = self._gateway
+        state = readiness(gateway.lifecycle, gateway.fleet, gateway.state.status, gateway.workers)
         return _json(state, status=200 if state.status == "ready" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:

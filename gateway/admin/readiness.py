@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from gateway.admin.view import Lifecycle, ready_endpoints
+from gateway.admin.view import Lifecycle, Workers, ready_endpoints
 from router.fleet import FleetView
 from router.state.follower import FleetStatus
 
@@ -29,20 +29,24 @@ class Readiness(Struct, frozen=True):
     detail: dict[str, Any]
 
 
-def readiness(lifecycle: Lifecycle, fleet: FleetView, state: FleetStatus) -> Readiness:
-    """The readiness of a gateway in this state."""
+def readiness(lifecycle: Lifecycle, fleet: FleetView, state: FleetStatus, workers: Workers | None = None) -> Readiness:
+    """The readiness of a gateway in this state; `workers` where it has several processes."""
     reasons: list[str] = []
     unservable = sorted(name for name, route in fleet.routes.items() if not ready_endpoints(route))
     if lifecycle == "starting":
         reasons.append("The gateway is starting.")
     elif lifecycle == "draining":
         reasons.append("The gateway is draining: it finishes its streams and takes no new ones.")
+    elif workers is not None and not workers.serving:
+        reasons.append("No worker serves; they are being restarted, and the log says why they ended.")
     if not fleet.routes:
         reasons.append("There is no route; add one to the fleet file or with `headrace routes set`.")
     elif len(unservable) == len(fleet.routes):
         reasons.append("No route has a ready endpoint; `headrace endpoints list` shows why.")
 
     degraded: list[str] = []
+    if workers is not None and workers.serving < workers.configured:
+        degraded.append(f"workers: {workers.serving} of {workers.configured} serve; the log says why.")
     lost_since = datetime.fromtimestamp(state.lost_since, UTC).isoformat() if state.lost_since is not None else None
     if state.configured and not state.connected:
         degraded.append(f"redis: {state.error or 'no answer yet.'} The fleet stays as last known.")
@@ -56,6 +60,7 @@ def readiness(lifecycle: Lifecycle, fleet: FleetView, state: FleetStatus) -> Rea
         reasons=reasons,
         degraded=degraded,
         detail={
+            **({"workers": workers} if workers is not None else {}),
             "redis": {
                 "configured": state.configured, "connected": state.connected,
                 "lost_since": lost_since, "error": state.error,

@@ -18,6 +18,13 @@ from router.state.follower import FleetStatus
 Lifecycle = Literal["starting", "serving", "draining"]
 
 
+class Workers(Struct, frozen=True):
+    """How many processes a gateway has."""
+
+    configured: int
+    serving: int
+
+
 class StateView(Protocol):
     """The shared fleet documents; `router.state.fleet.FleetState` is one."""
 
@@ -47,6 +54,13 @@ class AdminView(Protocol):
     @property
     def registry(self) -> CollectorRegistry:
         """Whose metrics `/metrics` shows."""
+
+    @property
+    def workers(self) -> Workers | None:
+        """None for a gateway of one process."""
+
+    def drained(self, endpoint: Endpoint) -> bool:
+        """Whether an endpoint that is to drain has no requests of this gateway left, and will get none."""
 
 
 class EndpointRow(Struct, frozen=True, kw_only=True):
@@ -98,16 +112,16 @@ def endpoint_rows(gateway: AdminView) -> list[EndpointRow]:
             why = _why_unusable("endpoints", id_, id_ in described.endpoints, known_problems(gateway))
             rows.append(EndpointRow(id=id_, phase="unusable", detail=why, sources=sources))
         else:
-            rows.append(_endpoint_row(endpoint, fleet.pools[endpoint.pool], sources))
+            rows.append(_endpoint_row(endpoint, fleet.pools[endpoint.pool], sources, gateway.drained(endpoint)))
     return rows
 
 
 def route_rows(gateway: AdminView) -> list[RouteRow]:
     """Every route that documents speak of, by name."""
-    described = merge(gateway.state.documents)
+    fleet, described = gateway.fleet, merge(gateway.state.documents)
     rows: list[RouteRow] = []
     for name, sources in _ids(described, "routes"):
-        route = gateway.fleet.routes.get(name)
+        route = fleet.routes.get(name)
         if route is None:
             why = _why_unusable("routes", name, name in described.routes, known_problems(gateway))
             rows.append(RouteRow(name=name, sources=sources, problem=why))
@@ -136,9 +150,13 @@ def ready_endpoints(route: Route) -> int:
     return len(ready)
 
 
-def _endpoint_row(endpoint: Endpoint, pool: Pool, sources: tuple[Source, ...]) -> EndpointRow:
+def no_requests_left(endpoint: Endpoint) -> bool:
+    """Whether an endpoint that is to drain has none of the requests counted in its state left."""
+    return endpoint.spec.drain and not endpoint.state.in_flight
+
+
+def _endpoint_row(endpoint: Endpoint, pool: Pool, sources: tuple[Source, ...], drained: bool) -> EndpointRow:
     spec, state = endpoint.spec, endpoint.state
-    drained = spec.drain and not state.in_flight
     details = ["drained, safe to stop once every gateway says so" if drained else "", state.detail]
     return EndpointRow(
         id=endpoint.id,

@@ -5,14 +5,14 @@ handed to it (`unary`, `stream`); what is about the gateway itself is answered h
 are the routes that have Triton behind them. What would have to act on every replica at once, or on memory that only one
 of them shares with the client, is refused with the reason.
 
-gRPC opens its port with SO_REUSEPORT if it is let, and would then share it in silence with whoever has it; it is not,
-and whether the port is free is asked with a plain bind before, for a reason that people can read.
+gRPC opens its port with SO_REUSEPORT if it is let, and would then share it in silence with whoever has it; it is let
+only where workers share the port on purpose. Whether it is free is asked with a plain bind before, for a reason that
+people can read: here, or of all workers once by their supervisor.
 """
 
 import errno
 import logging
 import os
-import socket
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -26,6 +26,7 @@ from gateway.grpc.requests import Requests
 from gateway.grpc.stream import Streams
 from gateway.grpc.unary import QUERIES, Unary
 from gateway.kserve import BODY_LIMIT, EXTENSIONS
+from gateway.listening import free_port
 from gateway.metrics import Metrics
 from gateway.upstream.triton.raw import SERVICE
 from router.fleet import Route
@@ -37,7 +38,6 @@ logger = logging.getLogger(__name__)
 _OPTIONS = (
     ("grpc.max_send_message_length", BODY_LIMIT),
     ("grpc.max_receive_message_length", BODY_LIMIT),
-    ("grpc.so_reuseport", 0),
     # Find clients that vanished without a word.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -89,11 +89,12 @@ class GrpcFront:
         self._handlers[f"/{SERVICE}/ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(Streams(requests).infer)
         self._handlers[f"/{_HEALTH}/Check"] = bytes_in(self._check)
 
-    async def start(self, address: str) -> None:
-        """Serve on `address`. Raises OSError if it is not to be had."""
+    async def start(self, address: str, *, shared: bool) -> None:
+        """Serve on `address`, alone or `shared` with other workers. Raises OSError if it is not to be had."""
         host, port = host_and_port(address)
-        _require_free(host, port)
-        self._server = grpc.aio.server(options=_OPTIONS)
+        if not shared:
+            free_port(address)
+        self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.so_reuseport", int(shared))))
         self._server.add_generic_rpc_handlers((_Table(self._handlers),))
         target = f"[{host}]:{port}" if host and ":" in host else f"{host or '[::]'}:{port}"
         try:
@@ -173,13 +174,3 @@ def _servable(route: Route) -> bool:
 def _encoded(message: Any) -> bytes:
     encoded: bytes = message.SerializeToString()
     return encoded
-
-
-def _require_free(host: str | None, port: int) -> None:
-    """Raise OSError if `port` cannot be bound."""
-    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-        0
-    ]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(where)

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 import uvloop
 
-from gateway.app import Gateway, ListenError
+from gateway.app import Gateway
+from gateway.listening import ListenError
 from headrace.config import ConfigError, LoadedFleet, load_fleet, size_text
 from headrace.logs import configure_logging
 from headrace.settings import ADDRESSES

@@ -20,7 +20,8 @@ class FleetState:
     """A fleet's documents as one gateway sees and writes them.
 
     `on_documents` is called on the event loop with all documents in force: once before `start` returns, then on every
-    change. It must not block.
+    change. It must not block. With `publishes` false the file's documents are never written to Redis: that is somebody
+    else's to do.
     """
 
     def __init__(
@@ -30,6 +31,8 @@ class FleetState:
         file_documents: list[Document],
         content_hash: str,
         on_documents: OnDocuments,
+        *,
+        publishes: bool = True,
     ) -> None:
         self._file_documents = file_documents
         self._on_documents = on_documents
@@ -37,7 +40,7 @@ class FleetState:
         self._follower: FleetFollower | None = None
         if redis_url is not None:
             self._store = DocumentStore(redis_url, fleet_name)
-            self._follower = FleetFollower(self._store, file_documents, content_hash, on_documents)
+            self._follower = FleetFollower(self._store, file_documents, content_hash, on_documents, publishes)
 
     @property
     def documents(self) -> list[Document]:

@@ -58,7 +58,12 @@ class FleetFollower:
     """
 
     def __init__(
-        self, store: DocumentStore, file_documents: list[Document], content_hash: str, on_documents: OnDocuments
+        self,
+        store: DocumentStore,
+        file_documents: list[Document],
+        content_hash: str,
+        on_documents: OnDocuments,
+        publishes: bool,
     ) -> None:
         self.status = FleetStatus()
         self.documents: list[Document] = []
@@ -67,7 +72,7 @@ class FleetFollower:
         self._file_documents = file_documents
         self._mark = Mark(time.time_ns() // 1_000_000, content_hash)
         self._on_documents = on_documents
-        self._publication_due = True
+        self._publication_due = publishes
         self._first_try = True
         self._stopping = False
         self._known: Snapshot | None = None

@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry, Counter
 from typer.testing import CliRunner, Result
 
 from gateway.admin.app import BODY_LIMIT, admin_app
-from gateway.admin.view import Lifecycle
+from gateway.admin.view import Lifecycle, Workers, no_requests_left
 from headrace.cli.endpoints import endpoints_app
 from headrace.cli.routes import routes_app
-from router.fleet import FleetView, compile_view
+from router.fleet import Endpoint, FleetView, compile_view
 from router.merge import MergedFleet, merge
 from router.spec.documents import Document, file_documents
 from router.spec.fleet import FleetSpec
@@ -49,12 +49,16 @@ class Gateway:
     merged: MergedFleet = field(default_factory=lambda: merge([]))
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     url: str = ""
+    workers: Workers | None = None
     frozen: bool = False
     """Takes nothing over any more, as if compiling a change failed."""
 
     def __post_init__(self) -> None:
         documents = file_documents(msgspec.convert(FILE, FleetSpec), content_hash="h")
         self.state = FleetState(self.redis_url, "demo", documents, "h", self._on_documents)
+
+    def drained(self, endpoint: Endpoint) -> bool:
+        return no_requests_left(endpoint)
 
     def _on_documents(self, documents: list[Document]) -> None:
         if self.frozen:

@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
-from gateway.app import Gateway, ListenError
+from gateway.app import Gateway
+from gateway.listening import ListenError
 from router.spec.fleet import FleetSpec, GatewaySpec
 from tests.contract.grpc_front import (
     GrpcFront,
