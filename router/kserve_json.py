@@ -33,6 +33,7 @@ has its quotes escaped, and is not taken for a key."""
 _GENERATE_TEXT = re.compile(rb'(?<!\\)"(?:text_input|prompt)"\s*:[\s\[]*"(' + _ESCAPED + rb")")
 _GENERATE_IDS = re.compile(rb'(?<!\\)"input_ids"\s*:[\s\[]*([-0-9,\s]+)')
 _SEQUENCE = re.compile(rb'(?<!\\)"sequence_id"\s*:\s*(?:"(' + _ESCAPED + rb')"|([0-9]+))')
+_ID = re.compile(rb'"id"\s*:\s*"([-0-9A-Za-z]+)"')
 _INFER_TEXT_NAME = re.compile(rb'(?<!\\)"name"\s*:\s*"(?:text_input|prompt)"')
 _INFER_IDS_NAME = re.compile(rb'(?<!\\)"name"\s*:\s*"input_ids"')
 _TEXT_DATA = re.compile(rb'(?<!\\)"data"\s*:[\s\[]*"(' + _ESCAPED + rb")")
@@ -81,6 +82,14 @@ def read_infer(start: bytes, header_length: int | None) -> Opening:
     if not prompt and header_length is not None and len(header) == header_length:
         prompt = _binary_prompt(header, start)
     return Opening(prompt, _sequence(header))
+
+
+def read_id(start: bytes) -> str:
+    """The client's id of the request whose body begins with `start`; empty if there is none to be found. Ids of other
+    characters than letters, digits and dashes are not looked for."""
+    at = start.find(b'"id"')
+    found = _ID.search(start, at) if at >= 0 else None
+    return found[1].decode() if found is not None else ""
 
 
 def inflate_start(start: bytes) -> bytes:

@@ -20,19 +20,21 @@ CLOSED = UpstreamError(Failure.DIED, "The request was closed.", 499, "request_cl
 class RawCall:
     """An RPC with its deadlines; see `gateway.upstream.base.LiveCall`."""
 
-    def __init__(self, raw: RawTriton, rpc: Any, *, versioned: bool) -> None:
+    def __init__(self, raw: RawTriton, rpc: Any, *, versioned: bool, request_id: str = "") -> None:
         self._loop = asyncio.get_running_loop()
         self.last_read = self._loop.time()
         self.answering = False
         self._raw = raw
         self._rpc = rpc
         self._versioned = versioned
+        self.request_id = request_id
+        """The id that its client gave the request which is to be answered; empty if there is none."""
         self._error: UpstreamError | None = None
 
     def abort(self, error: UpstreamError) -> None:
         if self._error is None:
             self._error = error
-            self._raw.cancel(self._rpc)
+            self._raw.cancel(self._rpc, self.request_id)
 
     def close(self) -> None:
         self.abort(CLOSED)
@@ -51,8 +53,8 @@ class RawCall:
 class UnaryCall(RawCall):
     """A call that is answered once."""
 
-    def __init__(self, raw: RawTriton, rpc: Any, *, versioned: bool) -> None:
-        super().__init__(raw, rpc, versioned=versioned)
+    def __init__(self, raw: RawTriton, rpc: Any, *, versioned: bool, request_id: str = "") -> None:
+        super().__init__(raw, rpc, versioned=versioned, request_id=request_id)
         self._ended: asyncio.Future[None] | None = None
         if raw.paced:
             self._ended = self._loop.create_future()

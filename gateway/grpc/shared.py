@@ -31,8 +31,9 @@ class _Pending:
 
     answering = False
 
-    def __init__(self, exchange: Exchange, shared: "SharedStream") -> None:
+    def __init__(self, exchange: Exchange, shared: "SharedStream", request_id: str) -> None:
         self.exchange = exchange
+        self.request_id = request_id
         self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self.last_read = 0.0
         self._shared = shared
@@ -80,7 +81,7 @@ class SharedStream:
         await self._opened.wait()
         if self._reader is None or self._error is not None:
             raise self._error or CLOSED
-        pending = _Pending(exchange, self)
+        pending = _Pending(exchange, self, found.id)
         self._pending.append(pending)
         if len(self._pending) == 1:
             self._its_turn(pending)
@@ -113,7 +114,7 @@ class SharedStream:
         async def send(attempt: Attempt, raw: RawTriton) -> bytes:
             self._attempt, self._raw = attempt, raw
             self._rpc = raw.infer_stream(session.metadata.passed)
-            self._call = StreamCall(raw, self._rpc, versioned=found.versioned)
+            self._call = StreamCall(raw, self._rpc, versioned=found.versioned, request_id=found.id)
             session.begin_call(exchange, self._call)
             await self._write(message)
             first = await self._call.read()
@@ -125,7 +126,7 @@ class SharedStream:
 
         first = await session.requests.first_willing(exchange, decided, session.metadata.request_id, send)
         session.place(self._attempt)
-        exchange.call = None  # the stream outlives its first request
+        exchange.call, self._call.request_id = None, ""  # the stream outlives its first request
         self._named = wire.stream_name(found.prompt.model)
         await self._pass_on(first)
         self._reader = asyncio.create_task(self._read(), name="shared stream")
@@ -176,7 +177,7 @@ class SharedStream:
     def _its_turn(self, pending: _Pending) -> None:
         pending.exchange.begin_attempt(self._attempt)
         pending.last_read = self._session.requests.live.now()
-        pending.exchange.call = pending
+        pending.exchange.call, self._call.request_id = pending, pending.request_id
 
 
 def _seen(closing: "asyncio.Future[None]") -> None:

@@ -246,7 +246,8 @@ class Session:
 
         async def send(attempt: Attempt, raw: RawTriton) -> tuple[Attempt, RawTriton, StreamCall, bytes | None]:
             renamed = message + wire.name_field(attempt.pool.spec.model)
-            call = StreamCall(raw, raw.infer_alone(renamed, self.metadata.passed_stream), versioned=found.versioned)
+            rpc = raw.infer_alone(renamed, self.metadata.passed_stream)
+            call = StreamCall(raw, rpc, versioned=found.versioned, request_id=found.id)
             self.begin_call(exchange, call)
             first = await call.read()
             if first is not None and not wire.is_answer(first):
@@ -276,7 +277,7 @@ class Session:
         async def send(attempt: Attempt, raw: RawTriton) -> bytes:
             renamed = message + wire.name_field(attempt.pool.spec.model)
             rpc = raw.unary("ModelInfer", renamed, self.metadata.passed)
-            call = UnaryCall(raw, rpc, versioned=found.versioned)
+            call = UnaryCall(raw, rpc, versioned=found.versioned, request_id=found.id)
             self.begin_call(exchange, call)
             self.place(attempt)
             return await call.response()

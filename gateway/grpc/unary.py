@@ -68,7 +68,7 @@ class Unary:
             try:
                 found = read_infer(message, stream=False, otherwise=self._requests.turn())
                 answer = await self._ask(
-                    "ModelInfer", message, found.prompt, exchange, metadata, versioned=found.versioned
+                    "ModelInfer", message, found.prompt, exchange, metadata, versioned=found.versioned, id_=found.id
                 )
                 _place(context, metadata, exchange)
                 status = OK
@@ -130,8 +130,10 @@ class Unary:
         metadata: ClientMetadata,
         *,
         versioned: bool,
+        id_: str = "",
     ) -> Awaitable[bytes]:
-        """An engine's answer. Raises what planning raises at once, the rest when it is awaited.
+        """An engine's answer; `id_` is the client's, of a request to infer. Raises what planning raises at once, the
+        rest when it is awaited.
 
         As few coroutines as can be lie between the RPC and gRPC's server: each is passed through twice per await.
         """
@@ -142,7 +144,8 @@ class Unary:
         def send(attempt: Attempt, engine: Engine) -> Awaitable[bytes]:
             raw = raw_triton(engine)
             renamed = message + wire.name_field(attempt.pool.spec.model)
-            exchange.call = call = UnaryCall(raw, raw.unary(method, renamed, metadata.passed), versioned=versioned)
+            rpc = raw.unary(method, renamed, metadata.passed)
+            exchange.call = call = UnaryCall(raw, rpc, versioned=versioned, request_id=id_)
             return call.response()
 
         return first_willing(exchange, decided, requests.fleet, metadata.request_id, send)

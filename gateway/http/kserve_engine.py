@@ -8,6 +8,7 @@ ids of the client's, who must not be able to bring an endpoint into disrepute.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.http_upload import HttpUpload
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.vitals import Vitals
+from router.kserve_json import read_id
 from router.plan import Attempt, Plan
 
 GENERATING = frozenset({"infer", "generate", "generate_stream"})
@@ -71,12 +73,15 @@ class Answer:
 
 
 class _WatchedUpload(HttpUpload):
-    """A request whose silence is listened to: Triton tells nobody that a model's process has died."""
+    """A request whose silence is listened to: Triton tells nobody that a model's process has died. `stop` is called
+    when it is given up: Triton tells the model of it late or never.
+    """
 
-    __slots__ = ("_vitals", "paused")
+    __slots__ = ("_stop", "_vitals", "paused")
 
-    def __init__(self, vitals: Vitals, *arguments: Any, **options: Any) -> None:
+    def __init__(self, vitals: Vitals, stop: Callable[[], None], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._stop = stop
         self._vitals = vitals
         self.paused = False
         vitals.watch(self)
@@ -89,9 +94,18 @@ class _WatchedUpload(HttpUpload):
         self.paused = False
         super().resume()
 
+    def abort(self, error: UpstreamError) -> None:
+        self._stop_unanswered()
+        super().abort(error)
+
     def close(self) -> None:
         self._vitals.unwatch(self)
+        self._stop_unanswered()
         super().close()
+
+    def _stop_unanswered(self) -> None:
+        if self._connection is not None:  # else it has been answered, or nobody has got it
+            self._stop()
 
 
 class Kept:
@@ -163,7 +177,9 @@ def _call(exchange: Exchange, attempt: Attempt, engine: TritonEngine, sending: S
     elif sending.method != "GET":
         lines.append(f"content-length: {len(start) if rest is None else rest.length}")
     head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-    make = partial(_WatchedUpload, engine.vitals) if sending.path.operation in GENERATING else HttpUpload
+    make: Callable[..., HttpUpload] = HttpUpload
+    if sending.path.operation in GENERATING:
+        make = partial(_WatchedUpload, engine.vitals, partial(engine.stop, read_id(sending.start)))
     connect = attempt.pool.timeouts.connect
     return make(pool, (head, start), rest, connect, chunked=chunked, sent=exchange.still_sending)
 

@@ -29,7 +29,7 @@ from gateway.upstream.triton.http_control import HttpControl
 from gateway.upstream.triton.parameters import Parameters
 from gateway.upstream.triton.pool_tokenizer import PoolTokenizer
 from gateway.upstream.triton.raw import RawTriton
-from gateway.upstream.triton.stops import StopTarget, engine_models, stop_request, stop_target
+from gateway.upstream.triton.stops import StopTarget, engine_models, is_unique, stop_request, stop_target
 from gateway.upstream.triton.tensors import build_request
 from gateway.upstream.triton.tokens import TokenizerError
 from gateway.upstream.triton.vitals import TOKEN_DEADLINE_S, Sign, Vitals
@@ -88,6 +88,11 @@ class TritonEngine:
         assert self._grpc is not None
         send = self._grpc.send(contract is None or contract.decoupled)
         return TritonCall(request, contract, attempt_id, send, self._canceller, self.vitals, self._on_failure, codec)
+
+    def stop(self, client_id: str) -> None:
+        """Tell the engine that nobody waits for a request's answer any more, where its client's id allows it."""
+        if is_unique(client_id):
+            self._canceller.stop(client_id)
 
     async def probe(self, pool: Pool) -> ProbeReport:
         model = pool.spec.model

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2
 from gateway.upstream.base import Failure, UpstreamError
 from gateway.upstream.triton.cancels import Canceller, Rpc
 from gateway.upstream.triton.failures import from_message, from_status, is_channels_own, is_stub_death
+from gateway.upstream.triton.stops import is_unique
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -85,9 +86,10 @@ class RawTriton:
         """Whether an RPC may have to wait for its turn to be cancelled."""
         return self._canceller.paced
 
-    def cancel(self, rpc: Rpc) -> None:
-        """Cancel an RPC of this server, when it is its turn."""
-        self._canceller.cancel(rpc)
+    def cancel(self, rpc: Rpc, request_id: str = "") -> None:
+        """Cancel an RPC of this server, when it is its turn; the engine is told to stop at once, where the client's id
+        of the request allows it."""
+        self._canceller.cancel(rpc, request_id if is_unique(request_id) else None)
 
     async def decoupled(self, model: str) -> bool:
         """Whether `model` may answer one request with many messages. Raises UpstreamError."""

@@ -7,8 +7,13 @@ ids pass from an ensemble to its steps unchanged. So a cancelled request of thes
 An id the engine does not know, because the request has just ended or because `tensorrt_llm_bls` gave its own, does no
 harm. The LLM-API model has a `stop` as well, but there the first request would never be answered, and it polls for
 cancelled RPCs anyway: it gets none.
+
+**Clients' own ids.** KServe requests keep the id their client gave them, and a stop request ends whichever request had
+that id last. So only a request with an id that is nobody else's, a UUID, is told to stop; one called `1` might be a
+stranger's.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +23,7 @@ from tritonclient.grpc import service_pb2
 from gateway.upstream.triton.contract import Contract, Tensor
 from gateway.upstream.triton.tensors import add_input
 
+_UUID = re.compile(r"[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}", re.IGNORECASE)
 _STEPS = 8
 """Steps of an ensemble that are looked at."""
 
@@ -31,6 +37,11 @@ class StopTarget:
     decoupled: bool
     streaming: bool
     """It declares `streaming`, which then is never left out."""
+
+
+def is_unique(request_id: str) -> bool:
+    """Whether an id that a client has chosen can be taken for that of one request only."""
+    return _UUID.fullmatch(request_id) is not None
 
 
 def engine_models(contract: Contract, config: Any) -> Iterator[str]:
