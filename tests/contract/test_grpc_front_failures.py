@@ -47,15 +47,6 @@ async def until_sent(running: RunningGateway, count: int = 1) -> None:
     await asyncio.sleep(0.2)
 
 
-async def test_a_unary_client_that_leaves_cancels_at_the_model(front: GrpcFront) -> None:
-    before = await front.cancelled("patient")
-    async with channel(front.running.grpc_address) as opened:
-        call = stub(opened).ModelInfer(patient("r-patient", 30))
-        await until_sent(front.running)
-        call.cancel()
-        await front.until_cancelled("patient", before + 1)
-
-
 async def test_a_unary_clients_deadline_cancels_at_the_model(front: GrpcFront) -> None:
     before = await front.cancelled("patient")
     async with channel(front.running.grpc_address) as opened:

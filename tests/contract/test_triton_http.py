@@ -2,7 +2,6 @@
 endpoint that has both addresses and for one that has only the HTTP one."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -72,52 +71,6 @@ async def test_a_stop_string_ends_the_text_before_it(adapt: Adapt) -> None:
 async def test_the_limit_of_tokens_is_told(adapt: Adapt) -> None:
     events = await (await over_http(adapt)).events({"text": "abcdef", "cut": 1, "finish": "length"}, max_tokens=3)
     assert (events.text, events.finish) == ("abc", "length")
-
-
-async def cancelled_within(server: TritonModels, count: int, seconds: float) -> bool:
-    """Whether the model has counted `count` cancellations in time."""
-    until = time.monotonic() + seconds
-    while await server.cancelled("llmapi") < count:
-        if time.monotonic() > until:
-            return False
-        await asyncio.sleep(0.05)
-    return True
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_closing_in_mid_answer_cancels_at_the_model(server: TritonModels, adapt: Adapt, stream: bool) -> None:
-    before = await server.cancelled("llmapi")
-    call = (await over_http(adapt)).call({"text": "x" * 1000, "cut": 1, "delay": 0.05}, stream=stream)
-    opening = asyncio.create_task(call.open())
-    await asyncio.sleep(0.3)
-    assert opening.done() is stream
-    call.close()
-    call.close()
-    assert await cancelled_within(server, before + 1, 2)
-    await asyncio.wait((opening,), timeout=1)
-    assert opening.done()
-
-
-async def settled(server: TritonModels) -> int:
-    """The cancellations counted, once those of the tests before have all come in."""
-    before, now = -1, await server.cancelled("llmapi")
-    while now != before:
-        await asyncio.sleep(0.5)
-        before, now = now, await server.cancelled("llmapi")
-    return now
-
-
-async def test_a_close_before_the_first_token_is_noticed_with_it(server: TritonModels, adapt: Adapt) -> None:
-    before = await settled(server)
-    call = (await over_http(adapt)).call({"text": "x" * 1000, "cut": 1, "first_delay": 1, "delay": 0.2})
-    opening = asyncio.create_task(call.open())
-    await asyncio.sleep(0.2)
-    opening.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await opening
-    call.close()
-    assert not await cancelled_within(server, before + 1, 0.5)
-    assert await cancelled_within(server, before + 1, 2)
 
 
 async def test_an_abort_raises_its_error(adapt: Adapt) -> None:

@@ -1,9 +1,6 @@
-"""The raw engine contract over HTTP (`transport: http`), against a real Triton: the same answers as over gRPC, and a
-request given up before its first token is stopped by its id."""
+"""The raw engine contract over HTTP (`transport: http`), against a real Triton: the same answers as over gRPC."""
 
-import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -69,21 +66,3 @@ async def test_log_probabilities_are_the_ones_over_grpc(raw: RawAdapt) -> None:
     whole, expected = [await (await raw(transport=each)).whole("<cut2>" + SAMPLE, **body) for each in ("http", "grpc")]
     assert whole["choices"] == expected["choices"]
     assert whole["choices"][0]["logprobs"]["content"]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_given_up_before_its_first_token_is_stopped_by_its_id(
-    server: TritonModels, raw: RawAdapt, stream: bool
-) -> None:
-    engine = await raw()
-    stopped = await server.stopped("raw")
-    call = engine.call("<never>x", stream=stream)
-    opening = asyncio.create_task(call.open())
-    await asyncio.sleep(0.3)
-    opening.cancel()
-    call.close()
-    await asyncio.gather(opening, return_exceptions=True)
-    until = time.monotonic() + 2
-    while await server.stopped("raw") == stopped:
-        assert time.monotonic() < until
-        await asyncio.sleep(0.05)

@@ -1,8 +1,6 @@
 """The raw engine contract on a real Triton: token ids behind, OpenAI's API in front, and nobody notices."""
 
-import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.upstream.base import UpstreamError
 from gateway.upstream.triton.tokens import TokenCodec
 from router.errors import ApiError
 from router.spec.fleet import RetentionSpec, TokenizerSpec
@@ -226,27 +223,6 @@ async def test_log_probabilities_are_those_of_the_tokens_of_the_text(
     assert found["text_offset"][0] == 0
     with pytest.raises(ApiError, match="logprobs"):
         await engine.whole("x", logprobs=5)
-
-
-@pytest.mark.parametrize(
-    ("script", "stream"), [("<never>x", True), ("<never>x", False), ("<cut1><slow>" + SAMPLE, True)]
-)
-async def test_closing_cancels_the_rpc_and_stops_the_request_by_its_id(
-    server: TritonModels, raw: RawAdapt, script: str, stream: bool
-) -> None:
-    engine = await raw()
-    cancelled, stopped = await server.cancelled("raw"), await server.stopped("raw")
-    call = engine.call(script, stream=stream)
-    opening = asyncio.create_task(call.open())
-    await asyncio.sleep(0.3)
-    call.close()
-    await asyncio.gather(opening, return_exceptions=True)
-    until = time.monotonic() + 2
-    while (await server.stopped("raw")) == stopped or (await server.cancelled("raw")) == cancelled:
-        assert time.monotonic() < until
-        await asyncio.sleep(0.05)
-    if opening.exception() is not None:
-        assert isinstance(opening.exception(), UpstreamError)
 
 
 async def test_the_llm_api_model_has_a_usage_where_the_pool_names_a_tokenizer(
