@@ -63,13 +63,19 @@ class Gateway:
         self._inherited = inherited
         self._metrics = Metrics()
         self._live_fleet = LiveFleet(self._metrics)
-        self._live = LiveExchanges(self._live_fleet.timeouts)
+        self._live = LiveExchanges(self._live_fleet.pools)
         documents = file_documents(spec, content_hash=content_hash)
         redis_url = spec.redis.url if spec.redis is not None else None
         self.state = FleetState(
             redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply, publishes=inherited is None
         )
-        self._front = Front(self._live_fleet, self._live, self._metrics, size_bytes(spec.gateway.body_limit))
+        self._front = Front(
+            self._live_fleet,
+            self._live,
+            self._metrics,
+            size_bytes(spec.gateway.body_limit),
+            exposes_routing=spec.gateway.expose_routing,
+        )
         self._grpc = GrpcFront(self._live_fleet, self._live, self._metrics, lambda: self.lifecycle == "serving")
         self._admin_token = admin_token
         self._admin_runner: web.AppRunner | None = None

@@ -15,6 +15,8 @@ from typing import Protocol, TypeVar
 from gateway.exchange import Exchange
 from gateway.http.client_response import ClientResponse, Headers
 from gateway.http.errors import as_api_error, error_event
+from gateway.http.pings import UNBUFFERED, AsEvent
+from gateway.http.placement import placement
 from gateway.relay.accounting import Account
 from gateway.upstream.base import AnswerHead, Engine, EngineCall, EngineRequest, Failure, UpstreamError
 from router.fleet import Endpoint
@@ -101,6 +103,7 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
     prompt = request.prompt
 
     async def send(attempt: Attempt, engine: Engine) -> OpenAnswer:
+        assert exchange.timeouts is not None
         call = engine.call(
             EngineRequest(
                 api=prompt.api,
@@ -113,6 +116,7 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
                 pool=attempt.pool,
                 retention=plan.route.retention,
                 account=request.account,
+                connect_timeout=exchange.timeouts.connect,
             )
         )
         exchange.call = call
@@ -127,31 +131,33 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
 async def relay(exchange: Exchange, response: ClientResponse, answer: OpenAnswer, engines: Engines) -> None:
     """Pass the answer on to the client, up to its end or to the report that it broke off."""
     head = answer.head
-    exchange.streamed = head.events
-    response.start(head.status, _headers(answer), head.content_length)
     response.follow(answer.call)
     try:
-        await answer.call.relay(response)
+        if response.started and not head.events:
+            body = AsEvent(answer.attempt.endpoint.id, head.status)
+            await answer.call.relay(body)
+            response.write(body.event)
+        else:
+            exchange.streamed = head.events
+            if not response.started:
+                response.start(head.status, _headers(exchange, answer), head.content_length)
+            await answer.call.relay(response)
     except UpstreamError as error:
         engines.failed(answer.attempt.endpoint, error)
-        _report(response, head, error)
+        _report(response, exchange, error)
     else:
         response.finish()
 
 
-def _headers(answer: OpenAnswer) -> Headers:
+def _headers(exchange: Exchange, answer: OpenAnswer) -> Headers:
     head = answer.head
-    headers = (
-        ("Content-Type", head.content_type), ("x-headrace-endpoint", answer.attempt.endpoint.id), *head.headers,
-    )  # fmt: skip
-    if head.events:
-        return (*headers, ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
-    return headers
+    headers = (("Content-Type", head.content_type), *placement(exchange), *head.headers)
+    return (*headers, *UNBUFFERED) if head.events else headers
 
 
-def _report(response: ClientResponse, head: AnswerHead, error: UpstreamError) -> None:
+def _report(response: ClientResponse, exchange: Exchange, error: UpstreamError) -> None:
     """Tell the client that its answer ends here, without ever making it look whole."""
-    if head.events:
+    if exchange.streamed:
         response.write(error_event(as_api_error(error)))
         response.finish()
     else:

@@ -9,14 +9,16 @@ timeout in force, instead of a timer per request that every chunk would have to 
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from gateway.relay.accounting import Account
 from gateway.upstream.base import Failure, LiveCall, UpstreamError
-from router.fleet import Timeouts
+from router.fleet import Pool
 from router.plan import Attempt
+from router.timeouts import Asked, Timeouts
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,10 @@ class Client(Protocol):
 class Exchange:
     """A request on its way. Use as a context manager."""
 
-    __slots__ = ("_live", "account", "attempt", "attempt_started", "call", "client", "route", "started", "streamed")
+    __slots__ = (
+        "_live", "account", "asked_timeouts", "attempt", "attempt_started", "attempts", "call", "client", "ping",
+        "pinged", "route", "started", "streamed", "timeouts",
+    )  # fmt: skip
 
     def __init__(self, live: "LiveExchanges", client: Client) -> None:
         self._live = live
@@ -51,6 +56,14 @@ class Exchange:
         self.attempt: Attempt | None = None
         self.attempt_started = 0.0
         self.call: LiveCall | None = None
+        self.attempts = 0
+        self.timeouts: Timeouts | None = None
+        """Those of the attempt."""
+        self.asked_timeouts: Asked | None = None
+        """What the client asked for, to be set before the first attempt."""
+        self.ping: Callable[[], None] | None = None
+        """Sends a stream's client a sign of life while the engine is silent."""
+        self.pinged = self.started
         self.account: Account | None = None
         """What the answer says about itself, where that is known."""
 
@@ -67,6 +80,11 @@ class Exchange:
         self.end_attempt()
         attempt.endpoint.state.in_flight += 1
         self.attempt = attempt
+        self.attempts += 1
+        self.timeouts = attempt.pool.timeouts
+        if self.asked_timeouts is not None:
+            self.timeouts = self.timeouts.asked(self.asked_timeouts, attempt.pool.timeout_limits)
+            self._live.hurry(self.timeouts.shortest)
         self.attempt_started = self._live.now()
 
     def still_sending(self) -> None:
@@ -84,36 +102,47 @@ class Exchange:
 
     def enforce_deadlines(self, now: float) -> None:
         """Give up what is overdue: the engine's call, or a client that does not read."""
-        attempt, call = self.attempt, self.call
-        if attempt is None or call is None:
+        attempt, call, timeouts = self.attempt, self.call, self.timeouts
+        if attempt is None or call is None or timeouts is None:
             return
-        timeouts, paused_since = attempt.pool.timeouts, self.client.paused_since
+        paused_since = self.client.paused_since
         if now - self.started > timeouts.total:
             call.abort(_overdue("total", timeouts.total))
         elif not call.answering:
             if now - self.attempt_started > timeouts.first_byte:
                 call.abort(_overdue("first_byte", timeouts.first_byte))
+            else:
+                self._ping(now, self.started, attempt)
         elif paused_since:
             if now - paused_since > timeouts.idle:
                 self.client.abort()
         elif now - max(call.last_read, self.client.resumed_at) > timeouts.idle:
             call.abort(_overdue("idle", timeouts.idle))
+        else:
+            self._ping(now, call.last_read, attempt)
+
+    def _ping(self, now: float, silent_since: float, attempt: Attempt) -> None:
+        if self.ping is not None and now - max(silent_since, self.pinged) >= attempt.pool.ping:
+            self.pinged = now
+            self.ping()
 
 
 def _overdue(which: str, limit: float) -> UpstreamError:
     what = "The answer took" if which == "total" else "The engine was silent for"
-    message = f"{what} longer than the pool's {which} timeout of {limit:g} s."
+    message = f"{what} longer than the {which} timeout of {limit:g} s."
     return UpstreamError(Failure.TIMEOUT, message, 504, f"{which}_timeout")
 
 
 class LiveExchanges:
     """The open exchanges and the sweep that holds their deadlines."""
 
-    def __init__(self, pools_timeouts: Callable[[], Iterator[Timeouts]]) -> None:
-        """`pools_timeouts` gives the deadlines in force."""
+    def __init__(self, pools: Callable[[], Iterable[Pool]]) -> None:
+        """`pools` gives those whose deadlines are in force."""
         self._open: set[Exchange] = set()
-        self._timeouts = pools_timeouts
+        self._pools = pools
         self.now = asyncio.get_running_loop().time
+        self._pause = SWEEP_LONGEST_S
+        self._hurry = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -124,6 +153,11 @@ class LiveExchanges:
     def remove(self, exchange: Exchange) -> None:
         self._open.discard(exchange)
 
+    def hurry(self, shortest: float) -> None:
+        """A request has come with deadlines of its own, the shortest of which is `shortest` seconds."""
+        if shortest / 4 < self._pause:
+            self._hurry.set()
+
     def abort(self, error: UpstreamError) -> None:
         """Give up every open exchange's engine: their clients are told."""
         for exchange in tuple(self._open):
@@ -133,11 +167,20 @@ class LiveExchanges:
     async def sweep(self) -> None:
         """Enforce deadlines until cancelled."""
         while True:
-            shortest = min((timeouts.shortest for timeouts in self._timeouts()), default=SWEEP_LONGEST_S)
-            await asyncio.sleep(min(max(shortest / 4, SWEEP_SHORTEST_S), SWEEP_LONGEST_S))
+            self._hurry.clear()
+            self._pause = min(max(self._shortest() / 4, SWEEP_SHORTEST_S), SWEEP_LONGEST_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause):
+                    await self._hurry.wait()
             now = self.now()
             for exchange in tuple(self._open):
                 try:
                     exchange.enforce_deadlines(now)
                 except Exception:  # one request's trouble must not end everybody's deadlines
                     logger.exception("enforcing deadlines")
+
+    def _shortest(self) -> float:
+        """The shortest time that has to be kept."""
+        in_force = min((min(pool.timeouts.shortest, pool.ping) for pool in self._pools()), default=SWEEP_LONGEST_S)
+        own = (exchange.timeouts for exchange in self._open if exchange.asked_timeouts is not None)
+        return min([in_force, *(timeouts.shortest for timeouts in own if timeouts is not None)])

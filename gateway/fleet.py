@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -21,7 +21,7 @@ from gateway.upstream.base import Engine, Failure, ProbeReport, UpstreamError
 from gateway.upstream.openai import OpenAIEngine
 from gateway.upstream.triton.engine import TritonEngine
 from router import health
-from router.fleet import Endpoint, FleetView, Pool, Timeouts, compile_view
+from router.fleet import Endpoint, FleetView, Pool, compile_view
 from router.merge import MergedFleet, merge
 from router.plan import SERVING, Attempt
 from router.spec.documents import Document
@@ -103,9 +103,9 @@ class LiveFleet:
         members = (self._members.get(endpoint.id) for endpoint in pool.endpoints)
         return next((member.models for member in members if member is not None and member.models), ())
 
-    def timeouts(self) -> Iterator[Timeouts]:
-        """The deadlines in force."""
-        return (pool.timeouts for pool in self.view.pools.values())
+    def pools(self) -> Iterable[Pool]:
+        """Those there are now."""
+        return self.view.pools.values()
 
     def attempted(self, attempt: Attempt) -> None:
         self._metrics.attempts.values[attempt.endpoint.id, attempt.reason] += 1

@@ -7,15 +7,17 @@ from moment to moment, an endpoint's phase, its requests in flight, what its eng
 were, so a configuration change forgets no load and no failure.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from router.errors import ApiError
 from router.merge import MergedFleet
 from router.spec.documents import EndpointFields
-from router.spec.fleet import PoolSpec, RetentionSpec, TimeoutSpec
+from router.spec.fleet import PoolSpec, RetentionSpec
 from router.spec.references import address_fault
 from router.spec.units import seconds
+from router.timeouts import Timeouts, timeout_limits
 
 Phase = Literal["starting", "warming", "ready", "draining", "preempting", "unhealthy"]
 
@@ -34,25 +36,6 @@ class EndpointState:
     """Tokens in one KV block, as the engine's metrics say."""
     failed_probes: int = 0
     """Probes in a row that did not come back in time."""
-
-
-@dataclass(slots=True, frozen=True)
-class Timeouts:
-    """A pool's deadlines in seconds; infinity where off."""
-
-    connect: float
-    first_byte: float
-    idle: float
-    total: float
-
-    @classmethod
-    def of(cls, spec: TimeoutSpec) -> "Timeouts":
-        return cls(*(seconds(value) for value in (spec.connect, spec.first_byte, spec.idle, spec.total)))
-
-    @property
-    def shortest(self) -> float:
-        """The shortest of the deadlines that the sweep enforces."""
-        return min(self.first_byte, self.idle, self.total)
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,8 +63,19 @@ class Pool:
     name: str
     spec: PoolSpec
     timeouts: Timeouts
+    timeout_limits: Timeouts
+    """How far a request may go that asks for other timeouts."""
+    ping: float
+    """Seconds of silence after which a streaming client gets a sign of life; infinity where off."""
     endpoints: tuple[Endpoint, ...]
     key: bytes
+
+    @classmethod
+    def of(cls, name: str, spec: PoolSpec, endpoints: Iterable[Endpoint]) -> "Pool":
+        """What `spec` comes to."""
+        timeouts = Timeouts.of(spec.timeouts)
+        limits = timeout_limits(spec, timeouts)
+        return cls(name, spec, timeouts, limits, seconds(spec.ping), tuple(endpoints), name.encode())
 
 
 @dataclass(slots=True, frozen=True)
@@ -135,10 +129,7 @@ def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
         same = before is not None and _same_server(before.spec, fields) and _same_engine(before, merged, previous)
         state = before.state if before is not None and same else EndpointState()
         by_pool[fields.pool].append(Endpoint(id_, fields.pool, fields, state, id_.encode()))
-    pools = {
-        name: Pool(name, spec, Timeouts.of(spec.timeouts), tuple(by_pool[name]), name.encode())
-        for name, spec in merged.pools.items()
-    }
+    pools = {name: Pool.of(name, spec, by_pool[name]) for name, spec in merged.pools.items()}
     routes: dict[str, Route] = {}
     for name, spec in merged.routes.items():
         split = [(p.pool, p.weight) for p in spec.pools] or ([(spec.pool, 1.0)] if spec.pool else [])

@@ -10,6 +10,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -108,6 +109,7 @@ async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncI
         grpc=f"127.0.0.1:{grpc_port}" if grpc_port is not None else None,
         admin=f"127.0.0.1:{admin_port}",
         body_limit=spec.gateway.body_limit,
+        expose_routing=spec.gateway.expose_routing,
     )
     gateway = Gateway(msgspec.structs.replace(spec, gateway=addresses), "hash", None)
     running = RunningGateway(gateway, http_port, admin_port, grpc_port)
@@ -240,14 +242,16 @@ def one_pool(
     redis: str | None = None,
     body_limit: str = "32MiB",
     probe: ProbeSpec = FAST_PROBES,
+    **options: Any,
 ) -> FleetSpec:
-    """A fleet of one OpenAI-protocol pool behind the route `m`."""
+    """A fleet of one OpenAI-protocol pool behind the route `m`; `options` are further fields of the pool."""
     pool = PoolSpec(
         protocol="openai",
         model="engine-model",
         endpoints=list(endpoints),
         timeouts=timeouts or TimeoutSpec(),
         probe=probe,
+        **options,
     )
     return FleetSpec(
         fleet="test",

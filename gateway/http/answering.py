@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.http.client_response import NOBODY, ClientResponse, Headers
-from gateway.http.errors import as_api_error
+from gateway.http.errors import as_api_error, error_event
+from gateway.http.placement import placement
 from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
 from gateway.upstream.base import UpstreamError
 from router.errors import ApiError
@@ -58,10 +59,12 @@ def answering(
 
 
 def refuse(response: ClientResponse, error: ApiError, shape: Shape, exchange: Exchange | None = None) -> None:
-    """Answer with an error."""
-    attempt = exchange.attempt if exchange is not None else None
-    placed = attempt.endpoint.id if attempt is not None else NOBODY
-    headers: Headers = (("Content-Type", "application/json"), ("x-headrace-endpoint", placed))
+    """Answer with an error; one that comes after a sign of life is an event."""
+    if response.started:
+        response.write(error_event(error))
+        response.finish()
+        return
+    headers: Headers = (("Content-Type", "application/json"), *placement(exchange))
     if all(name != "x-headrace-route" for name, _ in response.headers):
         headers += (("x-headrace-route", NOBODY),)
     if error.retry_after is not None:

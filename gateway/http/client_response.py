@@ -177,9 +177,11 @@ class ClientServer(web.Server):
 class ClientResponse:
     """A response that writes itself, as a whole or as it comes in. A `Sink` for relays."""
 
-    def __init__(self, request: web.BaseRequest, headers: Headers) -> None:
+    def __init__(self, request: web.BaseRequest, headers: Headers, *, exposes_routing: bool) -> None:
+        """Without `exposes_routing`, headers that tell of the fleet (`x-headrace-*`) are left out."""
         self.headers = headers
         """What goes into the head whatever the answer will be."""
+        self._exposes_routing = exposes_routing
         protocol = request.protocol
         assert isinstance(protocol, ClientProtocol)
         self._protocol = protocol
@@ -241,7 +243,10 @@ class ClientResponse:
         elif not self._http11:
             lines.append("Connection: keep-alive")
         lines.append(f"Date: {rfc822_formatted_time()}")
-        lines += [f"{name}: {value}" for name, value in (*self.headers, *headers)]
+        shown = (*self.headers, *headers)
+        if not self._exposes_routing:
+            shown = tuple(header for header in shown if not header[0].startswith("x-headrace-"))
+        lines += [f"{name}: {value}" for name, value in shown]
         lines += ["", ""]
         self._write("\r\n".join(lines).encode("latin-1", "replace"))
 
@@ -258,6 +263,10 @@ class ClientResponse:
         """Write body bytes."""
         if not self.first_write:
             self.first_write = asyncio.get_running_loop().time()
+        self.comment(payload)
+
+    def comment(self, payload: bytes) -> None:
+        """Write body bytes that are no content."""
         if self._chunked_body:
             self._write(b"%x\r\n%b\r\n" % (len(payload), payload))
         else:

@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -20,6 +21,8 @@ from gateway.http.answering import answering, refuse
 from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.errors import error_body
 from gateway.http.kserve import KServeFront
+from gateway.http.pings import ping
+from gateway.http.placement import placement
 from gateway.http.request_body import RequestBody
 from gateway.metrics import Metrics
 from gateway.relay.accounting import Account
@@ -27,6 +30,7 @@ from router.errors import ApiError
 from router.fleet import Route
 from router.plan import plan
 from router.prompt import Api, read_fields, read_prompt
+from router.timeouts import TIMEOUTS_HEADER, read_timeouts
 
 _APIS: dict[str, Api] = {
     "/v1/chat/completions": "chat.completions",
@@ -40,11 +44,14 @@ _JSON = ("Content-Type", "application/json")
 class Front:
     """The handler of the client-facing HTTP server."""
 
-    def __init__(self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics, body_limit: int) -> None:
+    def __init__(
+        self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics, body_limit: int, *, exposes_routing: bool
+    ) -> None:
         self._fleet = fleet
         self._live = live
         self._metrics = metrics
         self._body_limit = body_limit
+        self._exposes_routing = exposes_routing
         self._started = int(time.time())
         self._kserve = KServeFront(fleet, live, metrics)
 
@@ -53,7 +60,7 @@ class Front:
         request_id = request.headers.get("x-request-id", "")
         if not _REQUEST_ID.match(request_id):
             request_id = uuid.uuid4().hex
-        response = ClientResponse(request, (("x-request-id", request_id),))
+        response = ClientResponse(request, (("x-request-id", request_id),), exposes_routing=self._exposes_routing)
         path = request.path
         api = _APIS.get(path)
         if api is not None:
@@ -96,8 +103,11 @@ class Front:
             value = request.headers.get(name)
             if value is not None and value.isascii() and value.isprintable():
                 passed.append((name, value))
+        if (asked_timeouts := request.headers.get(TIMEOUTS_HEADER)) is not None:
+            exchange.asked_timeouts = read_timeouts(asked_timeouts)
         exchange.account = account = Account(shows_usage=prompt.include_usage)
         if prompt.stream:
+            exchange.ping = partial(_ping, exchange, response)
             account.gaps = self._metrics.gaps.of((api, exchange.route))
         asked = ClientRequest(prompt, fields, request_id, tuple(passed), account)
         return await open_answer(exchange, decided, asked, self._fleet)
@@ -138,6 +148,11 @@ class Front:
                 entry |= next((model for model in known if model.get("id") == pool.spec.model), known[0])
                 break
         return entry | {"id": route.name}
+
+
+def _ping(exchange: Exchange, response: ClientResponse) -> None:
+    exchange.streamed = True
+    ping(response, placement(exchange))
 
 
 def _header_value(text: str) -> str:

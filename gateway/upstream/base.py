@@ -86,6 +86,8 @@ class EngineRequest:
     """Headers to send along: request id, trace context."""
     endpoint: Endpoint
     pool: Pool
+    connect_timeout: float = field(kw_only=True)
+    """Seconds that a new connection may take."""
     account: Account = field(kw_only=True)
     """To be filled in with what the answer says about itself."""
     retention: RetentionSpec | None = None

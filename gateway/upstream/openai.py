@@ -60,7 +60,7 @@ class OpenAIEngine:
         lines += ["content-type: application/json", "accept-encoding: identity", f"content-length: {len(body)}", "", ""]
         head = "\r\n".join(lines).encode("latin-1")
         preamble = _is_progress if asks_progress else None
-        return OpenAICall(self._pool, (head, body), request.pool.timeouts.connect, preamble, request.account)
+        return OpenAICall(self._pool, (head, body), request.connect_timeout, preamble, request.account)
 
     async def probe(self, pool: Pool) -> ProbeReport:
         """Ask `/health`, which every one of these engines has, and now and then for the models."""

@@ -19,6 +19,8 @@ from router.spec.units import (
     HttpUrl,
     ListenAddress,
     Name,
+    Percent,
+    PercentOrOff,
     RedisUrl,
     Size,
 )
@@ -30,6 +32,7 @@ CapacityType = Literal["on-demand", "spot"]
 Transport = Literal["grpc", "http"]
 
 PositiveInt = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
 KvPriority = Annotated[int, Meta(ge=0, le=100)]
 
 
@@ -105,6 +108,16 @@ class TimeoutSpec(Spec, frozen=True, kw_only=True):
     total: DurationOrOff = "off"
 
 
+class TimeoutLimitSpec(Spec, frozen=True, kw_only=True):
+    """How far requests may go that ask for other timeouts (header `x-headrace-timeouts`): what is not given here is
+    limited by the pool's own timeout."""
+
+    connect: Duration | None = None
+    first_byte: DurationOrOff | None = None
+    idle: DurationOrOff | None = None
+    total: DurationOrOff | None = None
+
+
 class ProbeSpec(Spec, frozen=True, kw_only=True):
     """Active health probes of a pool's endpoints."""
 
@@ -112,6 +125,18 @@ class ProbeSpec(Spec, frozen=True, kw_only=True):
     timeout: Duration = "2s"
     failures: PositiveInt = 3
     """Probes in a row without an answer in time that make an endpoint unhealthy. A refused connection needs one."""
+
+
+class OutlierSpec(Spec, frozen=True, kw_only=True):
+    """When an endpoint is kept from taking requests because requests keep failing there, whatever its probes say."""
+
+    failures: PositiveInt = 5
+    """Failed requests in a row that eject an endpoint. Clients' mistakes never count."""
+    base_ejection: Duration = "30s"
+    """For how long; doubled at each ejection in a row. Then one request at a time is tried there."""
+    max_ejection: Duration = "300s"
+    max_ejected: Percent = "50%"
+    """How much of the pool may be ejected at once; never its last serving endpoint. `0%` ejects none."""
 
 
 class PoolSpec(Spec, frozen=True, kw_only=True):
@@ -127,7 +152,12 @@ class PoolSpec(Spec, frozen=True, kw_only=True):
     tokenizer: TokenizerSpec | None = None
     price: PriceSpec | None = None
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
+    timeout_limits: TimeoutLimitSpec | None = None
+    ping: DurationOrOff = "15s"
+    """Silence after which a streaming client gets a comment (`: ping`), so that nothing between it and here takes the
+    stream for dead. Before the first token, it also sends the head of the answer, and errors become events."""
     probe: ProbeSpec = field(default_factory=ProbeSpec)
+    outlier: OutlierSpec = field(default_factory=OutlierSpec)
     kv_block_tokens: PositiveInt | None = None
     """Tokens in one of the engine's KV blocks, where the engine's metrics do not say."""
 
@@ -170,6 +200,15 @@ class RedisSpec(Spec, frozen=True, kw_only=True):
     url: RedisUrl = "redis://127.0.0.1:6379"
 
 
+class RetrySpec(Spec, frozen=True, kw_only=True):
+    """How many requests may be tried at another endpoint after one has failed, before their first content."""
+
+    budget: PercentOrOff = "10%"
+    """Retries that may be waiting for an answer, as a share of the requests the process has open; `off` for no limit."""
+    min_per_second: Count = 3
+    """Retries that are allowed whatever the share. With a budget of `0%` and none of these nothing is retried."""
+
+
 class GatewaySpec(Spec, frozen=True, kw_only=True):
     """Listening addresses and limits of a gateway process."""
 
@@ -179,6 +218,9 @@ class GatewaySpec(Spec, frozen=True, kw_only=True):
     admin: ListenAddress = "127.0.0.1:9090"
     body_limit: Size = "32MiB"
     """Largest request body taken on `/v1`."""
+    retry: RetrySpec = field(default_factory=RetrySpec)
+    expose_routing: bool = True
+    """Tell clients in `x-headrace-*` headers where their requests went and why."""
 
 
 class FleetSpec(Spec, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Durations, sizes and addresses as people write them in a fleet file.
 
-A bare number never says what it counts, so durations and sizes are strings with a unit (`500ms`, `30s`, `32MiB`). The
+A bare number never says what it counts, so durations, sizes and shares are strings with a unit (`500ms`, `32MiB`, `10%`). The
 patterns below are part of the types: they appear in the generated JSON Schema and are enforced by msgspec when a
 document is decoded, so code that receives one of these strings can convert it without a second check.
 """
@@ -24,6 +24,7 @@ _REDIS_SERVER = rf"{_USER}{_HOST}({_PORT})?(/[0-9]*)?"
 _TLS_FILE = r"ssl_(ca_certs|certfile|keyfile)=[^&#\s]+"
 
 DURATION_PATTERN = rf"^[0-9]+(\.[0-9]+)?(ms|s|m|h){END}"
+PERCENT_PATTERN = rf"^(100|[0-9]{{1,2}}(\.[0-9]+)?)%{END}"
 SIZE_PATTERN = rf"^[0-9]+(B|KiB|MiB|GiB){END}"
 LISTEN_PATTERN = rf"^{_HOST}?{_PORT}{END}"
 HOST_PORT_PATTERN = rf"^{_HOST}{_PORT}{END}"
@@ -44,6 +45,11 @@ DurationOrOff = Annotated[
     Meta(pattern=rf"^off{END}|{DURATION_PATTERN}", description="A duration with its unit (30s), or off for no limit."),
 ]
 Size = Annotated[str, Meta(pattern=SIZE_PATTERN, description="A size in bytes with its unit: 512KiB, 32MiB.")]
+Percent = Annotated[str, Meta(pattern=PERCENT_PATTERN, description="A share in percent: 10%.")]
+PercentOrOff = Annotated[
+    str,
+    Meta(pattern=rf"^off{END}|{PERCENT_PATTERN}", description="A share in percent (10%), or off for no limit."),
+]
 ListenAddress = Annotated[
     str, Meta(pattern=LISTEN_PATTERN, description="HOST:PORT to listen on; an empty host means every interface.")
 ]
@@ -80,6 +86,11 @@ def seconds(duration: str) -> float:
         return float("inf")
     number, unit = _split(duration)
     return number * _SECONDS[unit]
+
+
+def share(percent: str) -> float:
+    """The share that a `Percent` is, 0 to 1; infinity for `off`."""
+    return float("inf") if percent == "off" else float(percent.removesuffix("%")) / 100
 
 
 def size_bytes(size: str) -> int:

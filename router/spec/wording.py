@@ -32,6 +32,7 @@ def only_type(type_: inspect.Type) -> inspect.Type:
 
 
 _DURATIONS = (pattern_of(units.Duration), pattern_of(units.DurationOrOff))
+_PERCENTS = (pattern_of(units.Percent), pattern_of(units.PercentOrOff))
 _SIZE = pattern_of(units.Size)
 _LISTEN = pattern_of(units.ListenAddress)
 _HOST_PORT = pattern_of(units.HostPort)
@@ -138,6 +139,9 @@ def _shape_fault(value: str, pattern: str) -> str:
         return _duration_fault(value, or_off=pattern == _DURATIONS[1])
     if pattern == _SIZE:
         return _size_fault(value)
+    if pattern in _PERCENTS:
+        alternative = ", or off" if pattern == _PERCENTS[1] else ""
+        return f"{shown(value)} is not a share: write 0% to 100%, like 10%{alternative}"
     if pattern in (_LISTEN, _HOST_PORT):
         return _address_fault(value, listen=pattern == _LISTEN)
     if pattern in _HTTP_URLS:

@@ -10,7 +10,7 @@ import msgspec
 from gateway.relay.accounting import Account
 from gateway.upstream.base import EngineCall, EngineRequest, ProbeReport
 from gateway.upstream.triton.engine import TritonEngine
-from router.fleet import Endpoint, EndpointState, Pool, Timeouts
+from router.fleet import Endpoint, EndpointState, Pool
 from router.prompt import Api
 from router.spec.documents import EndpointFields
 from router.spec.fleet import ChatTemplateSpec, PoolSpec, RetentionSpec
@@ -98,9 +98,10 @@ class Adapter:
             for name, value in {"model": "route", "max_tokens": 10_000, **asked, **body}.items()
         }
         headers = (("x-request-id", "r-1"),)
-        account = Account(shows_usage=include_usage)
         request = EngineRequest(
-            api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool, retention, account=account
+            *(api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool, retention),
+            account=Account(shows_usage=include_usage),
+            connect_timeout=self.pool.timeouts.connect,
         )
         return self.engine.call(request)
 
@@ -157,7 +158,7 @@ async def adapter(
     addresses = {api: getattr(server, api) for api in apis}
     fields = EndpointFields(id="triton-a", pool="p", metrics=metrics or server.metrics, **addresses)
     endpoint = Endpoint("triton-a", "p", fields, EndpointState(), b"triton-a")
-    made = Pool("p", spec, Timeouts.of(spec.timeouts), (endpoint,), b"p")
+    made = Pool.of("p", spec, (endpoint,))
     engine = TritonEngine(endpoint, made)
     report = await engine.probe(made)
     endpoint.state.kv_block_tokens = report.kv_block_tokens

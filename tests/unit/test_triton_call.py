@@ -22,13 +22,13 @@ from gateway.upstream.triton.cancels import GAP_S, STOP_LIMIT, Canceller
 from gateway.upstream.triton.contract import Contract, Tensor
 from gateway.upstream.triton.failures import from_message, from_status
 from gateway.upstream.triton.vitals import Vitals
-from router.fleet import Endpoint, EndpointState, Pool, Timeouts
+from router.fleet import Endpoint, EndpointState, Pool
 from router.spec.documents import EndpointFields
 from router.spec.fleet import PoolSpec
 
 SPEC = PoolSpec(protocol="triton", model="m")
 ENDPOINT = Endpoint("e", "p", EndpointFields(id="e", pool="p"), EndpointState(), b"e")
-POOL = Pool("p", SPEC, Timeouts.of(SPEC.timeouts), (ENDPOINT,), b"p")
+POOL = Pool.of("p", SPEC, (ENDPOINT,))
 CONTRACT = Contract(
     "ensemble", "m", True, True, False, {"prompt": Tensor("text_input", "BYTES")}, {"text": "text_output"}
 )
@@ -78,7 +78,9 @@ def made(rpc: FakeRpc, *, stream: bool = True, **body: Any) -> TritonCall:
     fields = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in {"prompt": "x", **body}.items()}
     headers = (("traceparent", "00-1"),)
     account = Account(shows_usage=True)
-    request = EngineRequest("completions", fields, stream, True, "r", headers, ENDPOINT, POOL, account=account)
+    request = EngineRequest(
+        "completions", fields, stream, True, "r", headers, ENDPOINT, POOL, account=account, connect_timeout=2
+    )
 
     def send(_: Any, *, metadata: tuple[tuple[str, str], ...]) -> FakeRpc:
         assert dict(metadata) == {"traceparent": "00-1", "triton_grpc_error": "true"}

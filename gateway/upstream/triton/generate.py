@@ -66,7 +66,7 @@ class GenerateCall(HttpCall):
         vitals: Vitals,
         on_failure: Callable[[UpstreamError, bool], None],
     ) -> None:
-        super().__init__(pool, (), request.pool.timeouts.connect)
+        super().__init__(pool, (), request.connect_timeout)
         self._asked: EngineRequest | None = request
         self._contract = contract
         self._codec = codec
