@@ -15,6 +15,7 @@ from collections import deque
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
+from gateway.upstream.addresses import HostAddresses
 from gateway.upstream.base import Failure, UpstreamError
 
 IDLE_LIMIT_S = 4.0
@@ -106,8 +107,8 @@ class ConnectionPool:
         """`endpoint` is the engine's name in error messages: clients are told that, never an address."""
         self.endpoint = endpoint
         parts = urlsplit(base_url)
-        self._host = parts.hostname or ""
         self._port = parts.port or 80
+        self._addresses = HostAddresses(parts.hostname or "", self._port)
         self.host_header = parts.netloc
         self.path = parts.path.rstrip("/")
         """What the engine's URL puts before every path."""
@@ -127,10 +128,9 @@ class ConnectionPool:
 
     async def connect(self, timeout: float) -> Connection:
         """A new connection. Raises UpstreamError (CONNECT) if there is none within `timeout` seconds."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout):
-                _, connection = await loop.create_connection(Connection, self._host, self._port)
+                return await self._connect_to_any(await self._addresses.get())
         except TimeoutError:
             raise UpstreamError(
                 Failure.NO_CONNECTION,
@@ -144,7 +144,19 @@ class ConnectionPool:
             raise UpstreamError(
                 failure, f"Engine {self.endpoint} cannot be reached: {reason}.", 503, "connect_failed"
             ) from None
-        return connection
+
+    async def _connect_to_any(self, addresses: list[str]) -> Connection:
+        """A connection to the first of `addresses` that takes one. Raises the last one's OSError."""
+        loop = asyncio.get_running_loop()
+        for address in addresses:
+            try:
+                _, connection = await loop.create_connection(Connection, address, self._port)
+            except OSError:
+                if address is addresses[-1]:
+                    raise
+            else:
+                return connection
+        raise OSError("no address")
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next request."""
