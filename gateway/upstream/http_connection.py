@@ -139,7 +139,10 @@ class ConnectionPool:
                 "connect_timeout",
             ) from None
         except OSError as error:
-            reason = os.strerror(error.errno).lower() if error.errno else "no address"
+            if isinstance(error, socket.gaierror):
+                reason = "its name cannot be resolved"
+            else:
+                reason = os.strerror(error.errno).lower() if error.errno else "no address"
             failure = Failure.GATEWAY if error.errno in _OWN_TROUBLE else Failure.CONNECT
             raise UpstreamError(
                 failure, f"Engine {self.endpoint} cannot be reached: {reason}.", 503, "connect_failed"

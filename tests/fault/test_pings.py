@@ -139,7 +139,7 @@ async def test_a_request_may_ask_for_shorter_deadlines(client: aiohttp.ClientSes
 
 async def test_a_request_may_not_ask_for_longer_deadlines_than_its_pool_allows(client: aiohttp.ClientSession) -> None:
     timeouts = TimeoutSpec(first_byte="100ms")
-    bounded = {"timeout_limits": TimeoutLimitSpec(first_byte="300ms")}
+    bounded: dict[str, Any] = {"timeout_limits": TimeoutLimitSpec(first_byte="300ms")}
     async with (
         ScriptedEngine(never) as engine,
         running(one_pool(engine.endpoint(), timeouts=timeouts, **bounded)) as gw,
