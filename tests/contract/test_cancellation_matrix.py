@@ -9,40 +9,28 @@ Cells are run one by one: a Triton of this version can crash over cancels that c
 
 import asyncio
 import contextlib
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
-import aiohttp
-import grpc
-import numpy as np
 import pytest
 import pytest_asyncio
-from tritonclient.grpc import service_pb2
 
 from router.spec.fleet import ChatTemplateSpec, EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec, TokenizerSpec
 from tests.contract.grpc_front import channel, stub
+from tests.contract.leaving_client import OPENAI, PHASES, STREAMED, Api, Asking, Contract, Phase, Script
 from tests.contract.triton_adapter import SCRIPT_TEMPLATE
 from tests.contract.triton_models_server import TritonModels, triton_models
 from tests.harness import FAST_PROBES, RunningGateway, running_gateway
-from tests.tokenizer import SPECIALS, byte_level
+from tests.tokenizer import byte_level
 
 PROMISE_S = 2.0
 SETUP_S = 20.0
 WHILE_S = 0.3
 """How long is looked on where nothing happens."""
-
-Phase = Literal["queued", "prefill", "decode"]
-PHASES: tuple[Phase, ...] = ("queued", "prefill", "decode")
-"""The model serves another request first; ours has begun and has no token; tokens come."""
-
-Api = Literal["openai stream", "openai unary", "generate_stream", "generate", "infer", "grpc stream", "grpc unary"]
-OPENAI: tuple[Api, ...] = ("openai stream", "openai unary")
-STREAMED = frozenset({"openai stream", "generate_stream", "grpc stream"})
 
 
 class Outcome(Enum):
@@ -52,23 +40,6 @@ class Outcome(Enum):
     FIRST_TOKEN = "the model sees the cancel when it sends its first token"
     DROPPED = "when its turn comes, Triton drops the request and counts that itself"
     NEVER = "the model works to the end"
-
-
-@dataclass(frozen=True)
-class Contract:
-    """A model as a pool has it."""
-
-    model: str
-    kind: Literal["text", "llmapi", "ids", "steps"]
-    """What its tensors are: of `scripted.py`, of `tokens.py`, or of the ensemble with `tokens.py` inside."""
-    counts: str = ""
-    """The model that does the work, if it is another."""
-    decoupled: bool = True
-    transport: Literal["grpc", "http"] = "grpc"
-
-    @property
-    def worker(self) -> str:
-        return self.counts or self.model
 
 
 CONTRACTS = {
@@ -81,19 +52,16 @@ CONTRACTS = {
     "llmapi": Contract("llmapi", "llmapi"),
     "llmapi-http": Contract("llmapi", "llmapi", transport="http"),
 }
-"""By route. The `whole` ones answer once; only their requests may be unary. `ensemble-whole` takes one request after
-another, so what comes meanwhile waits in Triton's queue; the rest queue for themselves, as TensorRT-LLM does. A
-transport concerns OpenAI requests alone."""
+"""By route. The `whole` ones answer once; only their requests may be unary. `ensemble-whole` is one model with
+an ensemble's tensors that takes one request after another, so what comes meanwhile waits in Triton's queue; the rest
+queue for themselves, as TensorRT-LLM does. A transport concerns OpenAI requests alone."""
 
 C, S, B, F, D, N = (
     Outcome.CANCELS, Outcome.STOPS, Outcome.BOTH, Outcome.FIRST_TOKEN, Outcome.DROPPED, Outcome.NEVER,
 )  # fmt: skip
 MATRIX: dict[str, dict[tuple[Api, ...], tuple[Outcome, Outcome, Outcome]]] = {
     # route, APIs:                                        queued, prefill, decode
-    "ensemble": {
-        (*OPENAI, "grpc stream"): (S, S, S),
-        ("generate_stream", "generate"): (S, S, S),
-    },
+    "ensemble": {(*OPENAI, "grpc stream", "generate_stream", "generate"): (S, S, S)},
     "ensemble-whole": {
         (*OPENAI, "grpc stream", "grpc unary"): (D, C, C),
         ("generate_stream", "infer"): (N, N, N),
@@ -131,129 +99,6 @@ def cells() -> Iterator[Any]:
             for api in apis:
                 for phase, outcome in zip(PHASES, outcomes, strict=True):
                     yield pytest.param(route, api, phase, outcome, id=f"{route} {api} {phase}: {outcome.name.lower()}")
-
-
-@dataclass(frozen=True)
-class Script:
-    """What the model is to do: for a minute, or shortly if it is not going to be stopped."""
-
-    phase: Phase
-    short: bool
-
-    def prompt(self, kind: str) -> str:
-        """For a model whose prompt is text, or that the gateway tokenizes."""
-        text = "x" * self._tokens
-        if kind == "steps":
-            return "".join(f"{special:X}" for special in self._specials()) + text
-        if kind == "ids":
-            return "".join(SPECIALS[special] for special in self._specials()) + text
-        prefill = 0 if self.phase == "decode" else 1 if self.short else 60
-        turn = self.phase == "queued"
-        return json.dumps({"text": text, "cut": 1, "delay": 0.05, "first_delay": prefill, "in_turn": turn})
-
-    def ids(self) -> list[int]:
-        return [*self._specials(), *[100] * self._tokens]
-
-    @property
-    def _tokens(self) -> int:
-        """Twenty a second."""
-        if not self.short:
-            return 1000
-        return 30 if self.phase == "decode" else 10
-
-    def _specials(self) -> list[int]:
-        """See `tokens.py`."""
-        turn = [12] if self.phase == "queued" else []
-        prefill = [] if self.phase == "decode" else [6] if self.short else [7]
-        return [*turn, *prefill, 3, 8]
-
-    def tensors(self, kind: str, stream: bool) -> list[tuple[str, str, list[int], list[Any]]]:
-        """Name, datatype, shape and values of each input."""
-        if kind == "llmapi":
-            return [
-                ("text_input", "BYTES", [1], [self.prompt(kind)]),
-                ("sampling_param_max_tokens", "INT32", [1], [5000]),
-                ("streaming", "BOOL", [1], [stream]),
-            ]
-        if kind == "ids":
-            ids = self.ids()
-            return [
-                ("input_ids", "INT32", [1, len(ids)], ids),
-                ("input_lengths", "INT32", [1, 1], [len(ids)]),
-                ("request_output_len", "INT32", [1, 1], [5000]),
-                ("streaming", "BOOL", [1, 1], [stream]),
-            ]
-        return [
-            ("text_input", "BYTES", [1, 1], [self.prompt(kind)]),
-            ("max_tokens", "INT32", [1, 1], [5000]),
-            ("stream", "BOOL", [1, 1], [stream]),
-        ]
-
-    def message(self, model: str, kind: str, stream: bool, id_: str) -> Any:
-        """As a ModelInferRequest."""
-        request = service_pb2.ModelInferRequest(model_name=model, id=id_)
-        for name, datatype, shape, values in self.tensors(kind, stream):
-            request.inputs.add(name=name, datatype=datatype, shape=shape)
-            if datatype == "BYTES":
-                (text,) = values
-                raw = len(text.encode()).to_bytes(4, "little") + text.encode()
-            else:
-                raw = np.array(values, dtype=np.int32 if datatype == "INT32" else np.bool_).tobytes()
-            request.raw_input_contents.append(raw)
-        return request
-
-
-@dataclass
-class Asking:
-    """One client with one request. `answering` is set when a stream's first token is there; `refusal` is an error."""
-
-    gateway: RunningGateway
-    route: str
-    api: Api
-    script: Script
-    id: str
-    answering: asyncio.Event = field(default_factory=asyncio.Event)
-    refusal: str = ""
-
-    async def run(self) -> None:
-        """Ask. Cancelling this is the client's leaving."""
-        kind, stream = CONTRACTS[self.route].kind, self.api in STREAMED
-        if self.api in ("grpc stream", "grpc unary"):
-            await self._over_grpc(self.script.message(self.route, kind, stream, self.id))
-        elif self.api in OPENAI:
-            body = {"model": self.route, "prompt": self.script.prompt(kind), "max_tokens": 5000, "stream": stream}
-            await self._over_http("/v1/completions", body)
-        else:
-            tensors = self.script.tensors(kind, stream)
-            if self.api == "infer":
-                names = ("name", "datatype", "shape", "data")
-                fields: dict[str, Any] = {"inputs": [dict(zip(names, tensor, strict=True)) for tensor in tensors]}
-            else:
-                fields = {name: values[0] if len(values) == 1 else values for name, _, _, values in tensors}
-            await self._over_http(f"/v2/models/{self.route}/{self.api}", {"id": self.id, **fields})
-
-    async def _over_http(self, path: str, body: Any) -> None:
-        async with aiohttp.ClientSession() as http, http.post(self.gateway.url + path, json=body) as answer:
-            if answer.status != 200:
-                self.refusal = await answer.text()
-                return
-            async for line in answer.content:
-                if line.startswith(b"data: "):
-                    self.answering.set()
-
-    async def _over_grpc(self, message: Any) -> None:
-        async with channel(self.gateway.grpc_address) as opened:
-            try:
-                if self.api == "grpc unary":
-                    await stub(opened).ModelInfer(message)
-                    return
-                call = stub(opened).ModelStreamInfer()
-                await call.write(message)
-                async for answer in call:
-                    self.refusal = answer.error_message
-                    self.answering.set()
-            except grpc.aio.AioRpcError as error:
-                self.refusal = error.details() or ""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -427,7 +272,7 @@ async def test_what_stops_when_a_client_is_gone(
     triton: TritonModels, gateway: RunningGateway, route: str, api: Api, phase: Phase, outcome: Outcome
 ) -> None:
     short = outcome not in (Outcome.CANCELS, Outcome.STOPS, Outcome.BOTH)
-    asking = Asking(gateway, route, api, Script(phase, short), str(uuid.uuid4()))
+    asking = Asking(gateway, route, CONTRACTS[route], api, Script(phase, short), str(uuid.uuid4()))
     await check(gateway, Model(triton, CONTRACTS[route]), asking, outcome)
 
 
@@ -445,12 +290,12 @@ async def test_a_request_whose_id_may_be_anothers_is_not_stopped_by_it(
 ) -> None:
     model = Model(triton, CONTRACTS[route])
     stopped = (await model.told())[1]
-    await check(gateway, model, Asking(gateway, route, api, Script(phase, short=True), "1"), outcome)
+    await check(gateway, model, Asking(gateway, route, CONTRACTS[route], api, Script(phase, short=True), "1"), outcome)
     assert (await model.told())[1] == stopped
 
 
 @pytest.mark.parametrize(("route", "api"), REFUSED)
 async def test_a_model_of_many_answers_takes_no_request_for_one(gateway: RunningGateway, route: str, api: Api) -> None:
-    asking = Asking(gateway, route, api, Script("decode", short=True), "1")
+    asking = Asking(gateway, route, CONTRACTS[route], api, Script("decode", short=True), "1")
     await asyncio.wait_for(asking.run(), SETUP_S)
     assert "support models with decoupled transaction policy" in asking.refusal
