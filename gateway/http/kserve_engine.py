@@ -69,12 +69,15 @@ class Answer:
     head: ResponseHead
     call: HttpUpload
     error_body: bytes | None = None
-    """The whole body of an error, which has been read already."""
+    """The whole body of an error, which has been read already. A stream with an error's status is none."""
 
 
 class _WatchedUpload(HttpUpload):
     """A request whose silence is listened to: Triton tells nobody that a model's process has died. `stop` is called
     when it is given up: Triton tells the model of it late or never.
+
+    When the first event of a stream is an error, Triton gives the answer an error's status, and goes on with the stream
+    if the model does. So only that event is read before the answer counts as begun.
     """
 
     __slots__ = ("_stop", "_vitals", "paused")
@@ -86,6 +89,21 @@ class _WatchedUpload(HttpUpload):
         self.paused = False
         vitals.watch(self)
 
+    @property
+    def first_event(self) -> bytes:
+        """The first event of a stream with an error's status."""
+        return self._first_content
+
+    def _start_body(self, head: ResponseHead) -> None:
+        if head.status >= 400:
+            self._preamble = _no_preamble
+        super()._start_body(head)
+
+    def abort(self, error: UpstreamError) -> None:
+        self._vitals.given_up(self, error)
+        self._stop_unanswered()
+        super().abort(error)
+
     def pause(self) -> None:
         self.paused = True
         super().pause()
@@ -93,10 +111,6 @@ class _WatchedUpload(HttpUpload):
     def resume(self) -> None:
         self.paused = False
         super().resume()
-
-    def abort(self, error: UpstreamError) -> None:
-        self._stop_unanswered()
-        super().abort(error)
 
     def close(self) -> None:
         self._vitals.unwatch(self)
@@ -106,6 +120,10 @@ class _WatchedUpload(HttpUpload):
     def _stop_unanswered(self) -> None:
         if self._connection is not None:  # else it has been answered, or nobody has got it
             self._stop()
+
+
+def _no_preamble(event: bytes) -> bool:
+    return False
 
 
 class Kept:
@@ -142,15 +160,19 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
             head = await call.send()
             if head.status < 400:
                 return Answer(attempt, head, call)
-            kept = Kept()
-            await call.relay(kept)
+            body = None
+            if isinstance(call, _WatchedUpload) and head.events:
+                said = call.first_event
+            else:
+                kept = Kept()
+                await call.relay(kept)
+                said = body = b"".join(kept.pieces)
         except UpstreamError as error:
             if sending.repeatable:
                 raise
             engines.failed(attempt.endpoint, error)
             raise as_api_error(error) from None
-        body = b"".join(kept.pieces)
-        fault = _fault(head.status, body, attempt, engine, sending)
+        fault = _fault(head.status, said, attempt, engine, sending)
         if fault is not None:
             if attempt is not last and sending.repeatable:
                 raise fault
