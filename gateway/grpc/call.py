@@ -108,6 +108,34 @@ class StreamCall(RawCall):
         return found
 
 
+class WatchedCall(StreamCall):
+    """A stream for one request, whose silence is listened to while it is read: Triton tells nobody that the process of
+    a model has died."""
+
+    def __init__(self, raw: RawTriton, rpc: Any, *, versioned: bool, request_id: str = "") -> None:
+        super().__init__(raw, rpc, versioned=versioned, request_id=request_id)
+        self.paused = False
+        raw.vitals.watch(self)
+
+    async def read(self) -> bytes | None:
+        if self.paused:
+            self.paused = False
+            self.last_read = self._loop.time()  # the engine has not been listened to
+        try:
+            return await super().read()
+        finally:
+            self.paused = True
+
+    def abort(self, error: UpstreamError) -> None:
+        if self._error is None:
+            self._raw.vitals.given_up(self, error)
+        super().abort(error)
+
+    def close(self) -> None:
+        self._raw.vitals.unwatch(self)
+        super().close()
+
+
 class _Ended:
     """An RPC that has been answered."""
 

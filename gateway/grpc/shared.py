@@ -1,13 +1,16 @@
-"""A stream to one engine that requests of one client's stream share, because they are answered in order.
+"""A stream to one engine that requests of one client's stream share: they are for one model, which answers each of them
+once, in order.
 
-So it is for models that answer every request once. The first request decides for an endpoint and may be tried on
-several; once one has answered, the stream is pinned to it: sequences live in one engine's memory, and answers cannot
-come in order from two. The n-th answer then belongs to the n-th request, an error included. Deadlines hold for the
-request whose turn it is; those behind it wait for it as they would at the engine. If the stream breaks, all of them
-fail, and the next request starts a new one.
+The first request decides for an endpoint and may be tried on several; once one has answered, the stream is pinned to
+it: sequences live in one engine's memory. The n-th answer then belongs to the n-th request, an error included. An
+answer is written when its turn has come among those of all models (`gateway.grpc.turns`); until then it is held, and
+nothing is read behind it. Deadlines hold for the request whose answer is due; those behind it wait for it as they would
+at the engine. A request that the engine did not take, for its queue is full or the stream broke, is given back to be
+tried elsewhere; the next one after a break starts a new stream.
 """
 
 import asyncio
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +19,9 @@ import grpc
 from gateway.exchange import Exchange
 from gateway.grpc import wire
 from gateway.grpc.call import CLOSED, StreamCall
-from gateway.grpc.stream_errors import ended_early, raise_if_retryable
-from gateway.upstream.base import UpstreamError
+from gateway.grpc.stream_errors import ended_early, raise_if_retryable, reported
+from gateway.grpc.turns import Turn
+from gateway.upstream.base import Failure, UpstreamError
 from gateway.upstream.triton.raw import RawTriton
 from router.kserve import Inference
 from router.plan import Attempt, Plan
@@ -26,17 +30,25 @@ if TYPE_CHECKING:
     from gateway.grpc.stream import Session
 
 
+NOT_SENT = UpstreamError(Failure.BUSY, "The stream to the engine had ended.", 503, "engine_gone")
+
+
 class _Pending:
-    """A request that waits for its turn to be answered; then the `LiveCall` of its exchange."""
+    """A request that waits for its answer; when that is due, the `LiveCall` of its exchange."""
 
-    answering = False
-
-    def __init__(self, exchange: Exchange, shared: "SharedStream", request_id: str) -> None:
+    def __init__(self, exchange: Exchange, found: Inference, turn: Turn, shared: "SharedStream") -> None:
         self.exchange = exchange
-        self.request_id = request_id
+        self.found = found
+        self.turn = turn
         self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self.last_read = 0.0
+        self.answering = False
         self._shared = shared
+
+    def answered(self) -> None:
+        """The engine owes it nothing more."""
+        self.answering = True
+        self.last_read = math.inf
 
     def abort(self, error: UpstreamError) -> None:
         if not self.done.done():
@@ -55,8 +67,6 @@ class SharedStream:
         """It takes no more requests."""
         self._session = session
         self._plan: Plan | None = decided
-        self._opened = asyncio.Event()
-        self._error: UpstreamError | None = None
         self._attempt: Attempt
         self._raw: RawTriton
         self._rpc: Any = None
@@ -65,30 +75,38 @@ class SharedStream:
         self._writing = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
 
-    async def ask(self, exchange: Exchange, message: bytes, found: Inference) -> float:
-        """Answer a request. Returns the loop time of its answer. Raises UpstreamError, ClientGoneError, ApiError."""
+    @property
+    def endpoint(self) -> str:
+        """The id of the endpoint it goes to, or went to last; empty before."""
+        return self._attempt.endpoint.id if self._rpc is not None else ""
+
+    async def ask(self, exchange: Exchange, message: bytes, found: Inference, turn: Turn) -> float:
+        """Answer a request. Returns the loop time of its answer.
+
+        Raises UpstreamError (NOT_SENT itself if the request was never sent), ClientGoneError, ApiError.
+        """
+        pending = _Pending(exchange, found, turn, self)
         decided, self._plan = self._plan, None
-        if decided is not None:
-            try:
-                return await self._open(exchange, message, found, decided)
-            except UpstreamError as error:
-                self._error = error
-                raise
-            finally:
-                if self._reader is None:
+        async with self._writing:  # requests go out in the order in which they were asked
+            if decided is not None:
+                try:
+                    first = await self._open(exchange, message, found, decided)
+                except Exception:
                     self.broken = True
-                self._opened.set()
-        await self._opened.wait()
-        if self._reader is None or self._error is not None:
-            raise self._error or CLOSED
-        pending = _Pending(exchange, self, found.id)
-        self._pending.append(pending)
-        if len(self._pending) == 1:
-            self._its_turn(pending)
-        else:
-            exchange.begin_attempt(self._attempt)
-        async with self._writing:
-            await self._write(message)
+                    raise
+                pending.answered()
+                exchange.call = pending  # the stream outlives its first request
+                self._pending.append(pending)
+                self._reader = asyncio.create_task(self._read(first), name="shared stream")
+            elif self.broken:
+                raise NOT_SENT
+            else:
+                self._pending.append(pending)
+                if len(self._pending) == 1:
+                    self._is_due(pending)
+                else:
+                    exchange.begin_attempt(self._attempt)
+                await self._write(message)
         return await pending.done
 
     def fail(self, error: UpstreamError) -> None:
@@ -108,7 +126,8 @@ class SharedStream:
             self._closing = asyncio.ensure_future(self._rpc.done_writing())
             self._closing.add_done_callback(_seen)
 
-    async def _open(self, exchange: Exchange, message: bytes, found: Inference, decided: Plan) -> float:
+    async def _open(self, exchange: Exchange, message: bytes, found: Inference, decided: Plan) -> bytes:
+        """The first answer, of the first endpoint that gives one."""
         session = self._session
 
         async def send(attempt: Attempt, raw: RawTriton) -> bytes:
@@ -121,16 +140,13 @@ class SharedStream:
             if first is None:
                 raise ended_early(self._attempt.endpoint.id)
             if not wire.is_answer(first):
-                raise_if_retryable(raw, first, versioned=found.versioned)
+                raise_if_retryable(raw, first, found)
             return first
 
         first = await session.requests.first_willing(exchange, decided, session.metadata.request_id, send)
         session.place(self._attempt)
-        exchange.call, self._call.request_id = None, ""  # the stream outlives its first request
         self._named = wire.stream_name(found.prompt.model)
-        await self._pass_on(first)
-        self._reader = asyncio.create_task(self._read(), name="shared stream")
-        return session.requests.live.now()
+        return first
 
     async def _write(self, message: bytes) -> None:
         try:
@@ -138,23 +154,16 @@ class SharedStream:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError, asyncio.CancelledError):
             return  # the stream has ended; reading tells why
 
-    async def _pass_on(self, message: bytes) -> None:
-        if not wire.is_answer(message):
-            error = self._raw.judged_text(wire.error_text(message), received=True, versioned=False)
-            self._session.requests.fleet.failed(self._attempt.endpoint, error)
-        await self._session.write(wire.renamed(message, self._named))
-
-    async def _read(self) -> None:
-        """Hand each answer to the request whose turn it is, until the stream ends."""
+    async def _read(self, message: bytes | None) -> None:
+        """Hand each answer to the request it is for, until the stream ends; `message` is the first."""
         try:
-            while (message := await self._call.read()) is not None:
-                if not self._pending:
-                    continue  # an answer nobody asked for
-                await self._pass_on(message)
-                answered = self._pending.popleft()
-                answered.done.set_result(self._session.requests.live.now())
-                if self._pending:
-                    self._its_turn(self._pending[0])
+            while message is not None:
+                if self._pending:  # else it is an answer that nobody asked for
+                    await self._hand_over(message, self._pending[0])
+                    self._pending.popleft()
+                    if self._pending:
+                        self._is_due(self._pending[0])
+                message = await self._call.read()
             error = ended_early(self._attempt.endpoint.id)
         except UpstreamError as failure:
             error = failure
@@ -164,8 +173,23 @@ class SharedStream:
             return
         if self._pending:
             self._session.requests.fleet.failed(self._attempt.endpoint, error)
-        self._error = error
         self._end(error)
+
+    async def _hand_over(self, message: bytes, pending: _Pending) -> None:
+        """Write a request's answer, or let the request be tried elsewhere."""
+        pending.answered()
+        self._call.request_id = ""  # there is nothing to stop until the next answer is due
+        if not wire.is_answer(message):
+            error = reported(self._raw, message, pending.found)
+            self._session.requests.fleet.failed(self._attempt.endpoint, error)
+            if error.endpoint_fault:
+                self.finish()
+            if error.retryable:
+                pending.done.set_exception(error)
+                return
+        await pending.turn.comes()
+        await self._session.write(wire.renamed(message, self._named))
+        pending.done.set_result(self._session.requests.live.now())
 
     def _end(self, error: Exception) -> None:
         self.broken = True
@@ -174,10 +198,10 @@ class SharedStream:
             if not done.done():
                 done.set_exception(error)
 
-    def _its_turn(self, pending: _Pending) -> None:
+    def _is_due(self, pending: _Pending) -> None:
         pending.exchange.begin_attempt(self._attempt)
         pending.last_read = self._session.requests.live.now()
-        pending.exchange.call, self._call.request_id = pending, pending.request_id
+        pending.exchange.call, self._call.request_id = pending, pending.found.id
 
 
 def _seen(closing: "asyncio.Future[None]") -> None:

@@ -2,10 +2,11 @@
 
 **Decoupled models** may answer a request with any number of messages. Each request gets a stream to an engine of its
 own, so that it goes where its prompt's cache is, and ends by itself; what the engines send is merged in the order in
-which it comes, and told apart by the ids of the requests, as from Triton. **Other models** are answered in order, so
-their requests share one stream to one engine (`gateway.grpc.shared`). A client that asked for statuses
-(`triton_grpc_error`) gets those models by unary calls, one after another: Triton 2.51 was seen to crash when it was to
-end such a model's stream with a status.
+which it comes, and told apart by the ids of the requests, as from Triton. **Other models** are answered in order
+(`gateway.grpc.turns`). The requests to each of them share one stream to one engine (`gateway.grpc.shared`); one that
+this engine does not take is asked elsewhere by a unary call, unless it is of a sequence. A client that asked for
+statuses (`triton_grpc_error`) gets those models by unary calls, one after another: Triton 2.51 was seen to crash when
+it was to end such a model's stream with a status.
 
 Errors are reported as Triton does: as an `error_message` with the request's id, and the stream goes on; or, to a client
 that asked for statuses, as the status that ends the stream. Measured on 2.51, the latter holds only for what goes wrong
@@ -25,22 +26,24 @@ from typing import Any
 
 import grpc
 
+from gateway.dispatch import MAX_LOST
 from gateway.exchange import Exchange
 from gateway.grpc import wire
-from gateway.grpc.call import StreamCall, UnaryCall
+from gateway.grpc.call import StreamCall, UnaryCall, WatchedCall
 from gateway.grpc.metadata import ClientMetadata
 from gateway.grpc.requests import Requests
-from gateway.grpc.shared import SharedStream
+from gateway.grpc.shared import NOT_SENT, SharedStream
 from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
-from gateway.grpc.stream_errors import ClientGoneError, ReportedError, raise_if_retryable
+from gateway.grpc.stream_errors import ClientGoneError, ReportedError, raise_if_retryable, refused_before_the_model
+from gateway.grpc.turns import Turn
 from gateway.http.client_response import NOBODY
-from gateway.upstream.base import UpstreamError
+from gateway.upstream.base import Failure, UpstreamError
 from gateway.upstream.triton.raw import RawTriton
 from router.errors import ApiError
 from router.kserve import Inference, MalformedError, read_infer
 from router.plan import Attempt, Plan
 
-Ask = Callable[[Exchange, bytes, Inference], Awaitable[float]]
+Ask = Callable[[Exchange, bytes, Inference, Turn], Awaitable[float]]
 """Answers a request; returns the loop time of its first message."""
 
 logger = logging.getLogger(__name__)
@@ -87,7 +90,7 @@ class Session:
         self._left: Status | None = None
         self._slots = asyncio.Semaphore(MAX_OPEN)
         self._in_order = asyncio.Lock()
-        self._one_by_one = asyncio.Lock()
+        self._last_turn: Turn | None = None
         self._writing = asyncio.Lock()
         self._shared: dict[str, SharedStream] = {}
         self._endpoint = NOBODY
@@ -174,48 +177,58 @@ class Session:
         """Answer one request."""
         requests = self.requests
         status, found, first_write = INTERNAL, None, 0.0
+        turn, in_turn = Turn(), True
         with Exchange(requests.live, self) as exchange:
             self._exchanges.add(exchange)
             try:
                 async with self._in_order:  # in which requests go out
-                    found = read_infer(message, stream=True, otherwise=requests.turn())
-                    ask = await self._way(exchange, found)
-                first_write = await ask(exchange, message, found)
+                    try:
+                        found = read_infer(message, stream=True, otherwise=requests.turn())
+                        ask, in_turn = await self._way(exchange, found)
+                    finally:
+                        if in_turn:
+                            self._last_turn = turn = Turn(self._last_turn)
+                first_write = await ask(exchange, message, found, turn)
                 status = OK
             except ClientGoneError:
                 status = self._left or GONE
             except (ApiError, UpstreamError, MalformedError) as error:
                 status = self._left or status_of(error)
-                await self._report(error, status, found)
+                await self._report(error, status, found, turn)
             except Exception:
                 logger.exception("request %s failed", self.metadata.request_id)
-                await self._report(None, status, found)
+                await self._report(None, status, found, turn)
             finally:
+                turn.ends()
                 self._exchanges.discard(exchange)
                 self._slots.release()
                 requests.observe(exchange, status, first_write)
 
-    async def _way(self, exchange: Exchange, found: Inference) -> Ask:
-        """How a request is to be answered. Raises ApiError, UpstreamError."""
+    async def _way(self, exchange: Exchange, found: Inference) -> tuple[Ask, bool]:
+        """How a request is to be answered, and whether in turn. Raises ApiError, UpstreamError."""
         model = found.prompt.model
         shared = self._shared.get(model)
         if shared is not None and not shared.broken:
             exchange.route = shared.route
-            return shared.ask
+            return partial(self._beside, shared), True
         decided = self.requests.plan(found.prompt)
         exchange.route = decided.route.name
         if await self._decoupled(decided):
-            return partial(self._alone, decided)
+            return partial(self._alone, decided), False
         if self.metadata.wants_status:
-            return partial(self._once, decided)
+            return partial(self._once, decided), True
         self._shared[model] = shared = SharedStream(self, decided)
-        return shared.ask
+        return shared.ask, True
 
-    async def _report(self, error: Exception | None, status: Status, found: Inference | None) -> None:
+    async def _report(self, error: Exception | None, status: Status, found: Inference | None, turn: Turn) -> None:
         """Tell the client that a request failed."""
+        await turn.comes()
         if self._left is not None:
             return
-        if self.metadata.wants_status and not isinstance(error, ReportedError | ApiError | MalformedError):
+        as_message = isinstance(error, ReportedError | ApiError | MalformedError) or (
+            found is not None and refused_before_the_model(error, found.id)
+        )
+        if self.metadata.wants_status and not as_message:
             self.leave(status)
             return
         if isinstance(error, ReportedError):
@@ -240,18 +253,18 @@ class Session:
         assert failure is not None
         raise failure
 
-    async def _alone(self, decided: Plan, exchange: Exchange, message: bytes, found: Inference) -> float:
+    async def _alone(self, decided: Plan, exchange: Exchange, message: bytes, found: Inference, _: Turn) -> float:
         """Answer a request to a decoupled model. Returns the loop time of the first message."""
         requests = self.requests
 
         async def send(attempt: Attempt, raw: RawTriton) -> tuple[Attempt, RawTriton, StreamCall, bytes | None]:
             renamed = message + wire.name_field(attempt.pool.spec.model)
             rpc = raw.infer_alone(renamed, self.metadata.passed_stream)
-            call = StreamCall(raw, rpc, versioned=found.versioned, request_id=found.id)
+            call = WatchedCall(raw, rpc, versioned=found.versioned, request_id=found.id)
             self.begin_call(exchange, call)
             first = await call.read()
             if first is not None and not wire.is_answer(first):
-                raise_if_retryable(raw, first, versioned=found.versioned)
+                raise_if_retryable(raw, first, found)
             return attempt, raw, call, first
 
         attempt, raw, call, answer = await requests.first_willing(exchange, decided, self.metadata.request_id, send)
@@ -261,7 +274,7 @@ class Session:
         try:
             while answer is not None:
                 if not wire.is_answer(answer):
-                    judged = raw.judged_text(wire.error_text(answer), received=True, versioned=found.versioned)
+                    judged = raw.judged_text(wire.error_text(answer), found, received=True)
                     requests.fleet.failed(attempt.endpoint, judged)
                 await self.write(wire.renamed(answer, named))
                 first_write = first_write or requests.live.now()
@@ -271,20 +284,51 @@ class Session:
             raise
         return first_write
 
-    async def _once(self, decided: Plan, exchange: Exchange, message: bytes, found: Inference) -> float:
-        """Answer a request to a model that answers once, by a unary call. Returns the loop time of the answer."""
+    async def _beside(
+        self, shared: SharedStream, exchange: Exchange, message: bytes, found: Inference, turn: Turn
+    ) -> float:
+        """Answer a request on a stream that others use, or elsewhere if its engine does not take it."""
+        try:
+            return await shared.ask(exchange, message, found, turn)
+        except UpstreamError as error:
+            taken = error is not NOT_SENT
+            if taken and (found.sequence or not error.retryable):
+                raise
+            decided = self._elsewhere(found, shared.endpoint if taken else "", error)
+            if decided is None:
+                raise
+        exchange.end_attempt()
+        return await self._once(decided, exchange, message, found, turn)
+
+    def _elsewhere(self, found: Inference, refused: str, error: UpstreamError) -> Plan | None:
+        """Where else a request may go than to the endpoint that refused or lost it."""
+        try:
+            decided = self.requests.plan(found.prompt)
+        except ApiError:
+            return None
+        attempts = tuple(attempt for attempt in decided.attempts if attempt.endpoint.id != refused)
+        if error.failure is Failure.LOST_BEFORE_ANSWER:
+            attempts = attempts[:MAX_LOST]
+        return Plan(decided.route, attempts) if attempts else None
+
+    async def _once(self, decided: Plan, exchange: Exchange, message: bytes, found: Inference, turn: Turn) -> float:
+        """Answer a request to a model that answers once, by a unary call when it is its turn. Returns the loop time of
+        the answer."""
 
         async def send(attempt: Attempt, raw: RawTriton) -> bytes:
             renamed = message + wire.name_field(attempt.pool.spec.model)
             rpc = raw.unary("ModelInfer", renamed, self.metadata.passed)
             call = UnaryCall(raw, rpc, versioned=found.versioned, request_id=found.id)
             self.begin_call(exchange, call)
-            self.place(attempt)
             return await call.response()
 
-        async with self._one_by_one:
+        await turn.comes()
+        try:
             answer = await self.requests.first_willing(exchange, decided, self.metadata.request_id, send)
-            await self.write(wire.only_answer(answer, found.prompt.model))
+        finally:
+            if exchange.attempt is not None:
+                self.place(exchange.attempt)
+        await self.write(wire.only_answer(answer, found.prompt.model))
         return self.requests.live.now()
 
     def begin_call(self, exchange: Exchange, call: StreamCall | UnaryCall) -> None:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from gateway.grpc import wire
 from gateway.upstream.base import Failure, UpstreamError
-from gateway.upstream.triton.raw import RawTriton
+from gateway.upstream.triton.failures import is_refusal
+from gateway.upstream.triton.raw import EngineStatusError, RawTriton
+from router.kserve import Inference
 
 
 class ClientGoneError(Exception):
@@ -18,12 +20,22 @@ class ReportedError(UpstreamError):
     reported: bytes = b""
 
 
-def raise_if_retryable(raw: RawTriton, message: bytes, *, versioned: bool) -> None:
-    """Raise the failure an engine reported as its first message if another endpoint may be tried. `versioned`: the
-    client had asked for one version of the model."""
-    judged = raw.judged_text(wire.error_text(message), received=False, versioned=versioned)
-    if judged.retryable:
-        raise ReportedError(judged.failure, judged.message, judged.status, judged.code, message)
+def reported(raw: RawTriton, message: bytes, found: Inference) -> ReportedError:
+    """The failure that an engine reported instead of an answer to a request."""
+    judged = raw.judged_text(wire.error_text(message), found, received=False)
+    return ReportedError(judged.failure, judged.message, judged.status, judged.code, message)
+
+
+def raise_if_retryable(raw: RawTriton, message: bytes, found: Inference) -> None:
+    """Raise the failure an engine reported as its first message for a request if another endpoint may be tried."""
+    error = reported(raw, message, found)
+    if error.retryable:
+        raise error
+
+
+def refused_before_the_model(error: Exception | None, request_id: str) -> bool:
+    """Whether an engine's status is for a request that its model was never given, as far as the words tell."""
+    return isinstance(error, EngineStatusError) and is_refusal(error.details, request_id)
 
 
 def ended_early(endpoint: str) -> UpstreamError:

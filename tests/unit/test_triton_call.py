@@ -20,7 +20,7 @@ from gateway.upstream.triton.answer import STOP_GRACE
 from gateway.upstream.triton.call import TritonCall
 from gateway.upstream.triton.cancels import GAP_S, STOP_LIMIT, Canceller
 from gateway.upstream.triton.contract import Contract, Tensor
-from gateway.upstream.triton.failures import from_message, from_status
+from gateway.upstream.triton.failures import from_message, from_status, is_refusal
 from gateway.upstream.triton.vitals import Vitals
 from router.fleet import Endpoint, EndpointState, Pool
 from router.spec.documents import EndpointFields
@@ -191,6 +191,17 @@ def test_an_engines_address_is_not_told() -> None:
     message = from_status(CODE.UNAVAILABLE, text, endpoint="e", received=True).message
     assert "10.1.2.3" not in message
     assert "Connection reset by peer" in message
+
+
+def test_the_id_before_a_refusal_is_taken_off_and_nothing_else_a_client_wrote() -> None:
+    full = "Exceeds maximum queue size"
+    for id_, text in (("a", f"[request id: a] {full}"), ("", f"[request id: <id_unknown>] {full}"), ("x] y", full)):
+        assert from_message(text, endpoint="e", received=False, request_id=id_).failure is Failure.BUSY
+    stopping = "x] Server is stopping"
+    text = f"[request id: {stopping}] expected number of inputs between 1 and 2 but got 0"
+    assert from_message(text, endpoint="e", received=False, request_id=stopping).failure is Failure.ENGINE
+    assert is_refusal(text, stopping)
+    assert not is_refusal(f"failed: {full}", "a")
 
 
 def test_an_in_stream_message_is_judged_by_its_words() -> None:

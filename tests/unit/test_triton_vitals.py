@@ -49,6 +49,23 @@ def patient() -> Patient:
     return Patient()
 
 
+async def test_a_model_that_cannot_be_asked_for_a_token_is_dead_until_its_failures_are_counted_anew(
+    patient: Patient,
+) -> None:
+    vitals, call = patient.vitals, Call(last_read=patient.now - QUIET_S)
+    vitals.watch(call)
+    vitals.failed(DIED, process_dead=True)
+    for failed_ns in (1_000, 1_000, 2_000):
+        vitals.loaded(failed_ns)
+        assert vitals.dead
+    assert call.aborted
+    vitals.loaded(0)
+    assert not vitals.dead
+    vitals.failed(DIED, process_dead=True)
+    vitals.loaded(500)
+    assert vitals.dead
+
+
 async def test_a_healthy_endpoint_is_never_asked_for_a_token(patient: Patient) -> None:
     call = Call(last_read=patient.now)
     assert await patient.alive()

@@ -155,7 +155,12 @@ class TritonCall:
                 raise self._failure(Failure.LOST_BEFORE_ANSWER, "ended its answer before any text", "upstream_lost")
         elif response.error_message:
             raise self._judged(
-                from_message(response.error_message, endpoint=self._endpoint, received=self.answering),
+                from_message(
+                    response.error_message,
+                    endpoint=self._endpoint,
+                    received=self.answering,
+                    request_id=self._attempt_id,
+                ),
                 response.error_message,
             )
         try:

@@ -47,6 +47,9 @@ class Control(Protocol):
 
     async def describe(self, model: str) -> Description: ...
 
+    async def failed_ns(self, model: str) -> int:
+        """The nanoseconds that the model's failures have taken since it was loaded."""
+
     async def generate(self, message: Any, decoupled: bool, deadline: float) -> Sign:
         """Run a ModelInferRequest that asks for one token, for `deadline` seconds."""
 
@@ -99,6 +102,10 @@ class GrpcControl:
         metadata = await self._ask(self._stub.ModelMetadata, service_pb2.ModelMetadataRequest(name=model))
         config = await self._ask(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=model))
         return Description(server.version, metadata, config.config)
+
+    async def failed_ns(self, model: str) -> int:
+        statistics = await self._ask(self._stub.ModelStatistics, service_pb2.ModelStatisticsRequest(name=model))
+        return sum(version.inference_stats.fail.ns for version in statistics.model_stats)
 
     async def generate(self, message: Any, decoupled: bool, deadline: float) -> Sign:
         rpc = self.send(decoupled)(message, metadata=(("triton_grpc_error", "true"),))

@@ -70,7 +70,7 @@ class TritonEngine:
         connect = pool.timeouts.connect
         if endpoint.spec.grpc is not None:
             self._control = self._grpc = GrpcControl(endpoint.id, endpoint.spec.grpc, connect, self._canceller)
-            self.raw = RawTriton(endpoint.id, self._grpc.channel, self._canceller, self._on_failure)
+            self.raw = RawTriton(endpoint.id, self._grpc.channel, self._canceller, self.vitals, self._on_failure)
         else:
             assert self.http is not None
             self._control = HttpControl(self.http, connect)
@@ -104,9 +104,13 @@ class TritonEngine:
                 contract = await self._learn(model)
             deadline = min(TOKEN_DEADLINE_S, seconds(pool.spec.probe.timeout) * 0.75)
             if not await self.vitals.alive(lambda: self._generate(contract, deadline)):
-                return self._not_ready(f"the process of model {model!r} has died: unload and load the model")
+                return self._not_ready(_model_died(model))
         except ContractError as error:
             # No OpenAI request can be put to such a model, but KServe's can: they say themselves what it takes.
+            if self.vitals.dead:
+                self.vitals.loaded(await self._control.failed_ns(model))
+            if self.vitals.dead:
+                return self._not_ready(_model_died(model))
             return ProbeReport(ready=True, detail=str(error), capabilities=frozenset())
         except (UpstreamError, asyncio.CancelledError):
             self._contract_current = False
@@ -206,6 +210,10 @@ class TritonEngine:
             usage=False,
         )
         return await self._control.generate(message, contract.decoupled, deadline)
+
+
+def _model_died(model: str) -> str:
+    return f"the process of model {model!r} has died: unload and load the model"
 
 
 async def _scrape_block_tokens(url: str) -> int | None:

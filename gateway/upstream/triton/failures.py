@@ -6,7 +6,8 @@ as a status; servers that do not know it send `error_message` in the stream, a t
 the same words.
 
 Some of these texts quote the client: names of its tensors, its request id. So words are looked for anywhere only under
-a status that no mistake of a client's earns; elsewhere they count where a text begins, which is always Triton's own.
+a status that no mistake of a client's earns; elsewhere they count where a text begins, which is always Triton's own: in
+front of a refusal Triton puts the id of the request, which is taken off as exactly what the request said.
 
 What follows from a failure depends on whether the client could have seen text. Before, everything that did not run to
 its end by the request's own fault may be tried elsewhere; after, the answer broke off.
@@ -19,7 +20,7 @@ import grpc
 from gateway.upstream.base import Failure, UpstreamError
 
 _QUEUE_FULL = re.compile(r"exceeds maximum queue|maximum queue|queue[ _]?size|queue is full", re.IGNORECASE)
-_WAITED_TOO_LONG = re.compile(r"timeout expired", re.IGNORECASE)
+_WAITED_TOO_LONG = re.compile(r"(?:request )?timeout expired", re.IGNORECASE)
 _SHUTTING_DOWN = re.compile(
     r"(?:grpc )?server is shutting down|server is stopping|server exiting|shutting down", re.IGNORECASE
 )
@@ -71,8 +72,9 @@ def from_status(code: grpc.StatusCode, details: str | None, *, endpoint: str, re
     return UpstreamError(Failure.ENGINE, text[:_MESSAGE_LIMIT], 500, "engine_error")
 
 
-def from_message(text: str, *, endpoint: str, received: bool) -> UpstreamError:
-    """The error for an `error_message` inside a stream."""
+def from_message(text: str, *, endpoint: str, received: bool, request_id: str = "") -> UpstreamError:
+    """The error for an `error_message` inside a stream, for the request with that id."""
+    text = text.removeprefix(_id_prefix(request_id))
     if judged := _by_text(text, endpoint, received, anywhere=False):
         return judged
     if "cancelled" in text.lower():
@@ -126,6 +128,16 @@ def _by_text(text: str, endpoint: str, received: bool, *, anywhere: bool) -> Ups
 def is_stub_death(details: str | None) -> bool:
     """Whether an error says that the process behind a Python-backend model is gone."""
     return details is not None and _STUB_DEAD.match(details) is not None
+
+
+def is_refusal(details: str, request_id: str) -> bool:
+    """Whether an error is Triton's refusal of a request that its model was never given, as far as the words tell."""
+    return details.startswith(_id_prefix(request_id)) or _NOT_SERVED.match(details) is not None
+
+
+def _id_prefix(request_id: str) -> str:
+    """What stands in front of what Triton's core says of a request."""
+    return f"[request id: {request_id or '<id_unknown>'}] "
 
 
 def is_channels_own(code: grpc.StatusCode, details: str) -> bool:

@@ -51,11 +51,18 @@ class HttpControl:
                 await self._document(path + "/config"), model_config_pb2.ModelConfig(), ignore_unknown_fields=True
             )
         except (msgspec.DecodeError, json_format.ParseError) as error:
-            raise UpstreamError(
-                Failure.PROTOCOL,
-                f"Engine {self._pool.endpoint} describes itself in a way that cannot be read: {error}.",
-            ) from None
+            raise self._unreadable(error) from None
         return Description(server.version, metadata, config)
+
+    async def failed_ns(self, model: str) -> int:
+        path = f"/v2/models/{quote(model, safe='')}/stats"
+        try:
+            statistics = json_format.Parse(
+                await self._document(path), service_pb2.ModelStatisticsResponse(), ignore_unknown_fields=True
+            )
+        except json_format.ParseError as error:
+            raise self._unreadable(error) from None
+        return sum(version.inference_stats.fail.ns for version in statistics.model_stats)
 
     async def generate(self, message: Any, decoupled: bool, deadline: float) -> Sign:
         call = HttpCall(self._pool, generate_request(self._pool, message, (), stream=decoupled), self._connect)
@@ -79,6 +86,11 @@ class HttpControl:
 
     async def close(self) -> None:
         pass
+
+    def _unreadable(self, error: Exception) -> UpstreamError:
+        return UpstreamError(
+            Failure.PROTOCOL, f"Engine {self._pool.endpoint} describes itself in a way that cannot be read: {error}."
+        )
 
     async def _document(self, path: str) -> bytes:
         status, body = await get(self._pool, path, self._connect)

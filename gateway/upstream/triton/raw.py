@@ -17,6 +17,8 @@ from gateway.upstream.base import Failure, UpstreamError
 from gateway.upstream.triton.cancels import Canceller, Rpc
 from gateway.upstream.triton.failures import from_message, from_status, is_channels_own, is_stub_death
 from gateway.upstream.triton.stops import is_unique
+from gateway.upstream.triton.vitals import Vitals
+from router.kserve import Inference
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -55,11 +57,18 @@ class RawTriton:
     dead."""
 
     def __init__(
-        self, endpoint: str, channel: Any, canceller: Canceller, on_failure: Callable[[UpstreamError, bool], None]
+        self,
+        endpoint: str,
+        channel: Any,
+        canceller: Canceller,
+        vitals: Vitals,
+        on_failure: Callable[[UpstreamError, bool], None],
     ) -> None:
         self._endpoint = endpoint
         self._channel = channel
         self._canceller = canceller
+        self.vitals = vitals
+        """Whether the model is alive; streams to it are listened to."""
         self._on_failure = on_failure
         self._unary: dict[str, Any] = {}
         self._infer_stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
@@ -117,10 +126,10 @@ class RawTriton:
         self._note(judged, details)
         return judged if is_channels_own(code, details) else EngineStatusError(judged, code, details)
 
-    def judged_text(self, text: str, *, received: bool, versioned: bool) -> UpstreamError:
-        """What an `error_message` inside a stream means; arguments as for `judged`."""
-        judged = from_message(text, endpoint=self._endpoint, received=received)
-        if _asked_for(judged, versioned):
+    def judged_text(self, text: str, found: Inference, *, received: bool) -> UpstreamError:
+        """What an `error_message` inside a stream means for a request; `received` as for `judged`."""
+        judged = from_message(text, endpoint=self._endpoint, received=received, request_id=found.id)
+        if _asked_for(judged, found.versioned):
             judged = UpstreamError(Failure.ENGINE, text, 400, "engine_refused")
         self._note(judged, text)
         return judged

@@ -13,6 +13,10 @@ hang without an error, and only the next request is told. What a probe may belie
 - **Death**, told by Triton itself to a request or to a probe: only a generated token ends it. Text on other streams
   does not, because it may come from another instance of the model, or from a later step of an ensemble.
 
+A model that no contract fits cannot be asked for a token. Its death is told by Triton as well, and lasts until the
+model's statistics begin anew: Triton counts them from the load of the model, and every request that is told of the
+death adds a second to them.
+
 At a confirmed death the requests that have been silent for `QUIET_S` are given up, instead of each waiting for its own
 timeout. Those that go on receiving text do not hang on the dead process, and are left alone.
 """
@@ -64,6 +68,7 @@ class Vitals:
         self._checked = clock()
         self._doubted: float | None = None
         self._dead = False
+        self._failed_ns = 0
 
     def watch(self, call: Watched) -> None:
         """Listen to a request that has been sent."""
@@ -110,6 +115,21 @@ class Vitals:
         elif self._dead or doubted is not None:
             raise UpstreamError(Failure.TIMEOUT, f"Engine {self._endpoint} generated no token in time.", 504)
         return not self._dead
+
+    @property
+    def dead(self) -> bool:
+        """Whether Triton has said that the process is dead, and nothing has ended that since."""
+        return self._dead
+
+    def loaded(self, failed_ns: int) -> None:
+        """The model's failures have taken that many nanoseconds since it was loaded: told of one that is dead and
+        cannot be asked for a token."""
+        if failed_ns < self._failed_ns:
+            self._dead = False
+            self._failed_ns = 0
+        else:
+            self._failed_ns = failed_ns
+            self._give_up_hanging()
 
     def _silent(self) -> bool:
         now = self._clock()
