@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from headrace.local.backoff import Backoff
 from headrace.local.errors import LocalFleetError
 from headrace.local.part import Part
 from headrace.local.tether import tethered
+from headrace.restarts import Backoff, how_it_ended
 
 START_DEADLINE_S: Final = 60.0
 PROBE_EVERY_S: Final = 0.05
@@ -177,7 +177,7 @@ class Supervisor:
                 self._reporter.ready(part, time.monotonic() - started)
                 if not await _outlives_helper(part, ended):
                     return "lost its model process"
-            return _how_it_ended(await ended)
+            return how_it_ended(await ended)
         finally:
             ended.cancel()
             if not self._stopping:
@@ -238,12 +238,6 @@ async def _outlives_helper(part: Part, ended: asyncio.Task[int]) -> bool:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit status {code}"
-    return f"was ended by {signal.Signals(-code).name}"
 
 
 def _tail(part: Part) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from headrace.local.ask import ask
-from headrace.local.backoff import CEILING_S, FIRST_S, GOOD_RUN_S, Backoff
+from headrace.restarts import CEILING_S, FIRST_S, GOOD_RUN_S, Backoff
 from headrace.local.ensemble_signature import render_config
 from headrace.local.errors import LocalFleetError
 from headrace.local.fleet_file import FleetPorts, fleet_spec, write_fleet_file

@@ -1,0 +1,64 @@
+"""Run a server until it is told to stop: let it drain, and cut that short when told again."""
+
+import asyncio
+import gc
+import logging
+import signal
+from typing import Protocol
+
+_COLLECT_EVERY = 20_000
+"""Objects made and not freed before the youngest are looked at (CPython's default: 700)."""
+
+logger = logging.getLogger("headrace.gateway")
+
+
+class Server(Protocol):
+    """What can be run. `stop` may be called whatever became of `start`."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        """Drain, then release everything. Cancelled, it waits for streams no longer."""
+
+
+class Stop:
+    """The wish that a server stop. Signals express it, and whoever else holds it."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+
+    def ask(self) -> None:
+        """Ask it to drain; the second time, to wait for streams no longer."""
+        (self.insisted if self.asked.is_set() else self.asked).set()
+
+
+async def serve(server: Server, stop: Stop) -> None:
+    """Serve until `stop`, SIGTERM or SIGINT, then drain. Raises what `server.start` raises."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.ask)
+    try:
+        await server.start()
+        _spare_the_collector()
+        await stop.asked.wait()
+        logger.info("stopping: no new connections, waiting for streams to finish")
+    finally:
+        draining = asyncio.create_task(server.stop())
+        insisted = asyncio.create_task(stop.insisted.wait())
+        await asyncio.wait([draining, insisted], return_when=asyncio.FIRST_COMPLETED)
+        insisted.cancel()
+        if not draining.done():
+            logger.warning("told to stop again: not waiting for streams any longer")
+            draining.cancel()
+            await asyncio.wait([draining])
+        if not draining.cancelled():
+            draining.result()
+
+
+def _spare_the_collector() -> None:
+    """Everything that is there when serving begins stays: the garbage collector need not look at it again. What
+    requests leave behind is freed by counting references, but for rare cycles: those may gather a little."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_EVERY, 20, 20)

@@ -1,0 +1,123 @@
+"""What a supervisor and a worker tell each other, over one socketpair.
+
+A message is four bytes of length, then that many of msgpack. The supervisor sends `Start` first, later `Stop`; the
+worker sends a `Report` of itself a few times a second while it serves, and `Failed` if it never can. Reports come
+unasked, so nothing that reads them (a scrape, a readiness probe) ever waits for a worker, and the figures of one that
+is killed are at most `REPORT_EVERY_S` old. That an end is closed means that its process is gone, which is how either
+side learns of the other's death however it died.
+"""
+
+import asyncio
+import contextlib
+import socket
+
+import msgspec
+from msgspec import Struct
+
+from gateway.series import Rows
+from headrace.settings import LogFormat, LogLevel
+from router.fleet import Phase
+from router.spec.fleet import FleetSpec
+
+REPORT_EVERY_S = 0.25
+MESSAGE_LIMIT = 64 * 1024 * 1024
+"""Bytes of a message: a fleet with dozens of the largest chat templates, or a report on tens of thousands of
+endpoints."""
+CLOSE_S = 2.0
+_LENGTH_BYTES = 4
+
+
+class Start(Struct, tag=True, frozen=True, kw_only=True):
+    """What the worker is to serve. It reads no file and no environment: all workers serve the same until the next
+    start of the command, however often one is replaced."""
+
+    number: int
+    """The worker's, from 1."""
+    spec: FleetSpec
+    content_hash: str
+    http: list[int]
+    """File descriptors of the sockets bound to `gateway.http`."""
+    log_level: LogLevel
+    log_format: LogFormat
+
+
+class Stop(Struct, tag=True, frozen=True):
+    """Drain and end; the second one: end without waiting for streams."""
+
+
+class EndpointReport(Struct, array_like=True, frozen=True):
+    """An endpoint as a worker sees it."""
+
+    phase: Phase
+    detail: str
+    in_flight: int
+    drained: bool
+    """The worker follows its drain, and has no requests there."""
+
+
+class Report(Struct, tag=True, frozen=True, kw_only=True):
+    """How a worker is."""
+
+    serving: bool
+    """It takes requests: it does not while it drains."""
+    live_requests: int
+    redis_connected: bool | None
+    endpoints: dict[str, EndpointReport]
+    rows: dict[str, Rows]
+    """Its counters and histograms, whole."""
+
+
+class Failed(Struct, tag=True, frozen=True):
+    """The worker cannot listen; as `ListenError`."""
+
+    what: str
+    message: str
+
+
+Message = Start | Stop | Report | Failed
+
+
+class ChannelClosedError(Exception):
+    """The other side is gone, or has sent what is no message."""
+
+
+class Channel:
+    """One end of the socketpair."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> "Channel":
+        """The channel over `end`, which it closes in the end."""
+        return cls(*await asyncio.open_unix_connection(sock=end))
+
+    def send(self, message: Message) -> None:
+        """Send without waiting; whether it arrives shows in what comes back."""
+        body = msgspec.msgpack.encode(message)
+        self._writer.write(len(body).to_bytes(_LENGTH_BYTES) + body)
+
+    async def sent(self) -> None:
+        """Wait until the other side has taken nearly all that was sent. Raises ChannelClosedError."""
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            raise ChannelClosedError from None
+
+    async def receive(self) -> Message:
+        """The next message. Raises ChannelClosedError."""
+        try:
+            length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES))
+            if length > MESSAGE_LIMIT:
+                raise ChannelClosedError
+            return msgspec.msgpack.decode(await self._reader.readexactly(length), type=Message)
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            raise ChannelClosedError from None
+
+    async def close(self) -> None:
+        """Close it; the other side has `CLOSE_S` to take what was sent."""
+        self._writer.close()
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._writer.wait_closed()

@@ -1,0 +1,153 @@
+"""One worker's place: a process that is started, listened to, and followed by another when it has ended.
+
+A worker that ends before its slot ever served ends the command: what it stumbled over will not be gone a second later,
+and whoever has just started the gateway is there to read why. Later ends are answered with a restart after a back-off.
+A worker that has not reported for `SILENT_S` hangs; it is killed, which turns it into one that ended.
+
+The process is started anew (never forked from this one) in a session of its own, so that Ctrl-C is for the supervisor
+only. `-P` keeps the folder it was started in out of its import path.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable
+
+from gateway.listening import ListenError
+from headrace.restarts import Backoff, how_it_ended
+from headrace.workers.channel import Channel, ChannelClosedError, Failed, Report, Start, Stop
+
+START_S = 60.0
+"""How long a worker may take until it serves."""
+SILENT_S = 30.0
+"""How long a worker may say nothing; several thousand times longer than anything on its event loop should take."""
+STALE_S = 3.0
+"""When a silent worker no longer counts as serving."""
+_EXIT_S = 5.0
+"""How long a process may take to end after its channel has."""
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerError(Exception):
+    """A worker did not come to serve when the gateway was started. The message is one sentence for the operator."""
+
+
+class Slot:
+    """One worker's place. `keep` it in a task until it has been told to `stop`."""
+
+    def __init__(self, start: Start, ended: Callable[[Report], None]) -> None:
+        """`ended` gets the last report of each worker that is no more."""
+        self._start = start
+        self._ended = ended
+        self._heard = 0.0
+        self._process: Process | None = None
+        self._channel: Channel | None = None
+        self._stopping = asyncio.Event()
+        self.served = asyncio.Event()
+        """Set since a worker served here for the first time."""
+        self.report: Report | None = None
+        """What the worker that is here now said last."""
+        self.restarts = 0
+
+    @property
+    def number(self) -> int:
+        return self._start.number
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def serving(self) -> bool:
+        """There is a worker, it takes requests, and it is not stuck."""
+        return self.report is not None and self.report.serving and time.monotonic() - self._heard < STALE_S
+
+    def stop(self) -> None:
+        """Let the worker drain and start no other; the second time, let it wait for streams no longer."""
+        self._stopping.set()
+        if self._channel is not None:
+            self._channel.send(Stop())
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def keep(self) -> None:
+        """Have a worker until told to stop. Raises ListenError or WorkerError if the first one never serves."""
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            reason = await self._run_once()
+            if self._stopping.is_set():
+                break
+            if not self.served.is_set():
+                raise WorkerError(
+                    f"Worker {self.number} {reason} before it served; if it said why, it is in the log above."
+                )
+            delay = backoff.next_delay(time.monotonic() - started)
+            logger.warning("worker %d %s; another one is started in %.2g s", self.number, reason, delay)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._stopping.wait()
+            self.restarts += 1
+
+    async def _run_once(self) -> str:
+        """Start a worker and stay with it to its end; how it ended."""
+        ours, theirs = socket.socketpair()
+        descriptors = (theirs.fileno(), *self._start.http)
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "headrace.workers.worker", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            return f"could not be started ({error})"
+        finally:
+            theirs.close()
+        self._channel = channel = await Channel.over(ours)
+        try:
+            channel.send(self._start)
+            if self._stopping.is_set():
+                channel.send(Stop())
+            reason = await self._listen(channel)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXIT_S):
+                    await process.wait()
+        finally:
+            self.kill()
+            code = await process.wait()
+            self._process = self._channel = None
+            last, self.report = self.report, None
+            if last is not None:
+                self._ended(last)
+            await channel.close()
+        return reason or f"(process {process.pid}) {how_it_ended(code)}"
+
+    async def _listen(self, channel: Channel) -> str:
+        """Take the worker's reports until it has no more to say; why it must not live on, or nothing."""
+        while True:
+            limit = START_S if self.report is None else SILENT_S
+            try:
+                async with asyncio.timeout(limit):
+                    message = await channel.receive()
+            except TimeoutError:
+                return f"was ended after it had said nothing for {limit:.0f} s"
+            except ChannelClosedError:
+                return ""
+            if isinstance(message, Failed):
+                if not self.served.is_set():
+                    raise ListenError(message.what, message.message)
+                return f"ended: {message.message}"
+            if isinstance(message, Report):
+                if self.report is None and message.serving:
+                    logger.info("worker %d (process %d) serves", self.number, self.pid)
+                    self.served.set()
+                self.report, self._heard = message, time.monotonic()

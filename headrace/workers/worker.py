@@ -1,0 +1,98 @@
+"""A worker's process: one gateway that is told what to serve, and when to stop, over its channel.
+
+Its only argument is the descriptor of its end of the channel. When the other end closes, the supervisor is gone without
+having drained: nobody could stop or watch this process any more, and whoever starts the gateway anew wants its ports.
+So it ends at once, and its streams with an error event.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+
+import uvloop
+
+from gateway.app import Gateway
+from gateway.listening import ListenError
+from headrace.logs import configure_logging
+from headrace.serving import Stop, serve
+from headrace.workers.channel import REPORT_EVERY_S, Channel, ChannelClosedError, EndpointReport, Failed, Report, Start
+
+
+def main() -> None:
+    """Entry point of the process."""
+    end = _inherited(int(sys.argv[1]))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.exit(runner.run(_work(end)))
+
+
+def _inherited(descriptor: int) -> socket.socket:
+    os.set_inheritable(descriptor, False)
+    return socket.socket(fileno=descriptor)
+
+
+async def _work(end: socket.socket) -> int:
+    """Serve as told; the exit status."""
+    channel = await Channel.over(end)
+    try:
+        start = await channel.receive()
+    except ChannelClosedError:
+        return 1
+    if not isinstance(start, Start):
+        return 1
+    configure_logging(start.log_level, start.log_format, start.number)
+    gateway = Gateway(start.spec, start.content_hash, None, [_inherited(one) for one in start.http])
+    stop = Stop()
+    talking = [asyncio.create_task(_obey(channel, stop)), asyncio.create_task(_keep_reporting(channel, gateway))]
+    try:
+        await serve(gateway, stop)
+        channel.send(_report(gateway))  # what the last requests added to the counters
+    except ListenError as error:
+        channel.send(Failed(error.what, str(error)))
+        return 1
+    finally:
+        for task in talking:
+            task.cancel()
+        await asyncio.wait(talking)
+        await channel.close()
+    return 0
+
+
+async def _obey(channel: Channel, stop: Stop) -> None:
+    try:
+        while True:
+            await channel.receive()  # a worker is told nothing but to stop
+            stop.ask()
+    except ChannelClosedError:
+        stop.ask()
+        stop.ask()
+
+
+async def _keep_reporting(channel: Channel, gateway: Gateway) -> None:
+    try:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            if gateway.lifecycle != "starting":
+                channel.send(_report(gateway))
+                await channel.sent()
+    except ChannelClosedError:
+        pass  # `_obey` sees it, too
+
+
+def _report(gateway: Gateway) -> Report:
+    return Report(
+        serving=gateway.lifecycle == "serving",
+        live_requests=gateway.live_requests,
+        redis_connected=gateway.redis_connected(),
+        endpoints={
+            endpoint.id: EndpointReport(
+                endpoint.phase, endpoint.state.detail, endpoint.state.in_flight, gateway.drained(endpoint)
+            )
+            for endpoint in gateway.fleet.endpoints.values()
+        },
+        rows=gateway.rows(),
+    )
+
+
+if __name__ == "__main__":
+    main()
