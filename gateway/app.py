@@ -29,9 +29,10 @@ from gateway.series import Rows
 from gateway.upstream.base import Failure, UpstreamError
 from router.fleet import Endpoint, FleetView
 from router.merge import MergedFleet
+from router.retry import RetryBudget
 from router.spec.documents import file_documents
 from router.spec.fleet import FleetSpec
-from router.spec.units import size_bytes
+from router.spec.units import share, size_bytes
 from router.state.fleet import FleetState
 
 DRAIN_S = 300.0
@@ -63,7 +64,8 @@ class Gateway:
         self._inherited = inherited
         self._metrics = Metrics()
         self._live_fleet = LiveFleet(self._metrics)
-        self._live = LiveExchanges(self._live_fleet.pools)
+        retry = spec.gateway.retry
+        self._live = LiveExchanges(self._live_fleet.pools, RetryBudget(share(retry.budget), retry.min_per_second))
         documents = file_documents(spec, content_hash=content_hash)
         redis_url = spec.redis.url if spec.redis is not None else None
         self.state = FleetState(

@@ -3,13 +3,14 @@
 Until an engine has committed, the client has been told nothing and another endpoint may be tried; after that, whatever
 happens is reported to the client and never retried. The two are separate calls so that the request, whose body may be
 large, is needed no longer than it may have to be sent again. Only failures that cannot have produced an answer are
-retried: no connection, a connection that ended before any answer, an engine that said it is busy.
+retried: no connection, a connection that ended before any answer, an engine that said it is busy. And only as many as
+the retry budget allows (`router.retry`): when it is spent, the client is told of the failure it would have been told of
+without anywhere else to go.
 """
 
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Protocol, TypeVar
 
 from gateway.exchange import Exchange
@@ -19,6 +20,7 @@ from gateway.http.pings import UNBUFFERED, AsEvent
 from gateway.http.placement import placement
 from gateway.relay.accounting import Account
 from gateway.upstream.base import AnswerHead, Engine, EngineCall, EngineRequest, Failure, UpstreamError
+from gateway.upstream.refusals import blamed
 from router.fleet import Endpoint
 from router.plan import Attempt, Plan
 from router.prompt import Fields, PromptView
@@ -44,6 +46,15 @@ class Engines(Protocol):
     def failed(self, endpoint: Endpoint, error: UpstreamError) -> None:
         """A request failed at an endpoint."""
 
+    def answered(self, attempt: Attempt) -> None:
+        """An endpoint has begun to answer a request."""
+
+    def succeeded(self, endpoint: Endpoint) -> None:
+        """A request has been answered to the end."""
+
+    def retry_refused(self, route: str) -> None:
+        """A failed request of a route was not tried elsewhere, because the retry budget is spent."""
+
 
 @dataclass(slots=True, frozen=True)
 class ClientRequest:
@@ -66,17 +77,31 @@ class OpenAnswer:
     call: EngineCall
 
 
+@dataclass(slots=True)
+class _AnsweredError(UpstreamError):
+    """A failure that came as an answer: if nobody else is asked, the client gets it as it is."""
+
+    answer: OpenAnswer | None = None
+
+
 async def first_willing(
     exchange: Exchange,
     plan: Plan,
     engines: Engines,
     request_id: str,
     send: Callable[[Attempt, Engine], Awaitable[_Sent]],
+    *,
+    relayed: bool = False,
 ) -> _Sent:
     """What `send` returns for the first endpoint of `plan` for which it does not raise.
 
-    `send` puts its call on the exchange. Raises the last UpstreamError, and at once whatever else `send` raises.
+    `send` puts its call on the exchange. If the answer is yet to be `relayed`, the caller tells `engines` of it. Raises
+    the last UpstreamError, and at once whatever else `send` raises.
     """
+    if not exchange.may_retry():
+        engines.retry_refused(plan.route.name)
+        message = "The engine did not take the request, and too many others are being tried again."
+        raise UpstreamError(Failure.BUSY, message, 503, "retry_budget_spent")
     lost = 0
     attempts = plan.attempts[:MAX_ATTEMPTS]
     for attempt in attempts:
@@ -84,13 +109,22 @@ async def first_willing(
             engine = engines.engine(attempt.endpoint)
             exchange.begin_attempt(attempt)
             engines.attempted(attempt)
-            return await send(attempt, engine)
+            sent = await send(attempt, engine)
         except UpstreamError as error:
             engines.failed(attempt.endpoint, error)
             lost += error.failure is Failure.LOST_BEFORE_ANSWER
             if not error.retryable or lost > MAX_LOST or attempt is attempts[-1]:
                 raise
+            if not exchange.may_retry():
+                engines.retry_refused(plan.route.name)
+                raise
             logger.info("request %s: %s Trying another endpoint.", request_id, error)
+        else:
+            exchange.settle_retry()
+            if not relayed:
+                engines.answered(attempt)
+                engines.succeeded(attempt.endpoint)
+            return sent
     raise AssertionError("a plan has at least one attempt")
 
 
@@ -99,7 +133,6 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
 
     Raises the last UpstreamError, or ApiError for a request that the chosen engine's contract cannot express.
     """
-    last = plan.attempts[:MAX_ATTEMPTS][-1]
     prompt = request.prompt
 
     async def send(attempt: Attempt, engine: Engine) -> OpenAnswer:
@@ -120,12 +153,23 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
             )
         )
         exchange.call = call
-        head = await call.open()
-        if head.status == HTTPStatus.SERVICE_UNAVAILABLE and attempt is not last:
-            raise UpstreamError(Failure.BUSY, f"Engine {attempt.endpoint.id} cannot take more now.", head.status)
-        return OpenAnswer(attempt, head, call)
+        try:
+            head = await call.open()
+        except UpstreamError as error:
+            raise blamed(error) from None
+        answer, fault = OpenAnswer(attempt, head, call), head.fault
+        if fault is not None:
+            raise _AnsweredError(fault.failure, fault.message, fault.status, fault.code, answer)
+        return answer
 
-    return await first_willing(exchange, plan, engines, request.request_id, send)
+    try:
+        answer = await first_willing(exchange, plan, engines, request.request_id, send, relayed=True)
+    except _AnsweredError as failed:
+        assert failed.answer is not None
+        return failed.answer
+    if answer.head.status < 400:
+        engines.answered(answer.attempt)
+    return answer
 
 
 async def relay(exchange: Exchange, response: ClientResponse, answer: OpenAnswer, engines: Engines) -> None:
@@ -147,6 +191,8 @@ async def relay(exchange: Exchange, response: ClientResponse, answer: OpenAnswer
         _report(response, exchange, error)
     else:
         response.finish()
+        if head.fault is None and head.status < 400:
+            engines.succeeded(answer.attempt.endpoint)
 
 
 def _headers(exchange: Exchange, answer: OpenAnswer) -> Headers:

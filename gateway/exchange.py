@@ -16,8 +16,10 @@ from typing import Protocol
 
 from gateway.relay.accounting import Account
 from gateway.upstream.base import Failure, LiveCall, UpstreamError
+from router import outlier
 from router.fleet import Pool
 from router.plan import Attempt
+from router.retry import RetryBudget, RetryPlace
 from router.timeouts import Asked, Timeouts
 
 logger = logging.getLogger(__name__)
@@ -42,8 +44,8 @@ class Exchange:
     """A request on its way. Use as a context manager."""
 
     __slots__ = (
-        "_live", "account", "asked_timeouts", "attempt", "attempt_started", "attempts", "call", "client", "ping",
-        "pinged", "route", "started", "streamed", "timeouts",
+        "_live", "_place", "account", "asked_timeouts", "attempt", "attempt_started", "attempts", "call", "client",
+        "ping", "pinged", "route", "started", "streamed", "timeouts",
     )  # fmt: skip
 
     def __init__(self, live: "LiveExchanges", client: Client) -> None:
@@ -57,6 +59,7 @@ class Exchange:
         self.attempt_started = 0.0
         self.call: LiveCall | None = None
         self.attempts = 0
+        self._place: RetryPlace | None = None
         self.timeouts: Timeouts | None = None
         """Those of the attempt."""
         self.asked_timeouts: Asked | None = None
@@ -73,14 +76,20 @@ class Exchange:
 
     def __exit__(self, *_: object) -> None:
         self.end_attempt()
+        self.settle_retry()
         self._live.remove(self)
 
     def begin_attempt(self, attempt: Attempt) -> None:
         """Count the request at an endpoint, from before it is sent."""
         self.end_attempt()
-        attempt.endpoint.state.in_flight += 1
+        state = attempt.endpoint.state
+        state.in_flight += 1
+        if state.outlier.on_trial:
+            outlier.begin_trial(state.outlier, attempt)
         self.attempt = attempt
         self.attempts += 1
+        if self._place is not None:
+            self._place.used = True
         self.timeouts = attempt.pool.timeouts
         if self.asked_timeouts is not None:
             self.timeouts = self.timeouts.asked(self.asked_timeouts, attempt.pool.timeout_limits)
@@ -96,9 +105,27 @@ class Exchange:
         attempt, self.attempt = self.attempt, None
         call, self.call = self.call, None
         if attempt is not None:
-            attempt.endpoint.state.in_flight -= 1
+            state = attempt.endpoint.state
+            state.in_flight -= 1
+            if state.outlier.trial is attempt:
+                outlier.end_trial(state.outlier)
         if call is not None:
             call.close()
+
+    def may_retry(self) -> bool:
+        """Whether the request may be sent to an endpoint now. The first time it always may, then it needs a place in
+        the retry budget, which it holds until `settle_retry`."""
+        if not self.attempts or (self._place is not None and not self._place.used):
+            return True
+        self.settle_retry()
+        self._place = self._live.retries.take(len(self._live), self._live.now())
+        return self._place is not None
+
+    def settle_retry(self) -> None:
+        """An engine answers, or has failed: the request is no retry in flight any more. Idempotent."""
+        place, self._place = self._place, None
+        if place is not None:
+            self._live.retries.give_back(place, self._live.now())
 
     def enforce_deadlines(self, now: float) -> None:
         """Give up what is overdue: the engine's call, or a client that does not read."""
@@ -136,9 +163,10 @@ def _overdue(which: str, limit: float) -> UpstreamError:
 class LiveExchanges:
     """The open exchanges and the sweep that holds their deadlines."""
 
-    def __init__(self, pools: Callable[[], Iterable[Pool]]) -> None:
+    def __init__(self, pools: Callable[[], Iterable[Pool]], retries: RetryBudget) -> None:
         """`pools` gives those whose deadlines are in force."""
         self._open: set[Exchange] = set()
+        self.retries = retries
         self._pools = pools
         self.now = asyncio.get_running_loop().time
         self._pause = SWEEP_LONGEST_S

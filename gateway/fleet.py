@@ -5,7 +5,9 @@ engine and a probing task, endpoints that left are retired. A retired engine tak
 its last request has ended, since taking an endpoint out of the fleet must not cut a stream.
 
 Every endpoint is probed by a task of its own, so that one that hangs delays no other. A failed request wakes its task
-at once: whether the endpoint is really down is known milliseconds later, not an interval later.
+at once: whether the endpoint is really down is known milliseconds later, not an interval later. What the requests
+themselves show is kept apart (`router.outlier`): an endpoint that they keep failing at is ejected whatever it says of
+itself.
 """
 
 import asyncio
@@ -20,18 +22,19 @@ from gateway.metrics import Metrics
 from gateway.upstream.base import Engine, Failure, ProbeReport, UpstreamError
 from gateway.upstream.openai import OpenAIEngine
 from gateway.upstream.triton.engine import TritonEngine
-from router import health
+from router import health, outlier
 from router.fleet import Endpoint, FleetView, Pool, compile_view
 from router.merge import MergedFleet, merge
 from router.plan import SERVING, Attempt
 from router.spec.documents import Document
 from router.spec.fleet import Protocol
-from router.spec.units import seconds
+from router.spec.units import seconds, share
 
 logger = logging.getLogger(__name__)
 
 _ENGINES: dict[Protocol, type[OpenAIEngine] | type[TritonEngine]] = {"openai": OpenAIEngine, "triton": TritonEngine}
 _RETIRED_CHECK_S = 0.5
+_CONNECTION_FAILURES = frozenset({Failure.CONNECT, Failure.NO_CONNECTION, Failure.LOST_BEFORE_ANSWER, Failure.DIED})
 _PROBE_JITTER = 0.1
 """Probes are spread by this share of their interval, so that gateways do not probe in step."""
 
@@ -39,7 +42,7 @@ _PROBE_JITTER = 0.1
 class Member:
     """An endpoint of the fleet with its engine and what the engine says of its models."""
 
-    __slots__ = ("endpoint", "engine", "models", "pool", "probed", "probing", "wake")
+    __slots__ = ("ejection", "endpoint", "engine", "models", "pool", "probed", "probing", "wake")
 
     def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
         self.endpoint = endpoint
@@ -50,6 +53,8 @@ class Member:
         self.wake = asyncio.Event()
         self.probed = asyncio.Event()
         self.probing: asyncio.Task[None] | None = None
+        self.ejection: asyncio.TimerHandle | None = None
+        """Ends its ejection."""
 
 
 class LiveFleet:
@@ -90,6 +95,8 @@ class LiveFleet:
         for name in self.view.routes.keys() - view.routes.keys():
             self._metrics.forget_route(name)
         self.view, self.merged = view, merged
+        for pool in view.pools.values():
+            self._spare_the_last(pool)
 
     def engine(self, endpoint: Endpoint) -> Engine:
         """The engine of a planned endpoint, unless it was drained, replaced or taken out since the plan was made."""
@@ -115,11 +122,67 @@ class LiveFleet:
         self._metrics.upstream_failures.values[endpoint.id, error.failure.value] += 1
         if not error.endpoint_fault:
             return
+        member = self._members.get(endpoint.id)
+        if member is None or member.endpoint.state is not endpoint.state:
+            return
         if error.failure is Failure.CONNECT:
             health.down(endpoint.state, error.message)
-        member = self._members.get(endpoint.id)
-        if member is not None and member.endpoint.state is endpoint.state:
-            member.wake.set()
+            self._spare_the_last(member.pool)
+        member.wake.set()
+        self._count_failure(member, error)
+
+    def answered(self, attempt: Attempt) -> None:
+        """An endpoint on trial that answers is readmitted."""
+        record = attempt.endpoint.state.outlier
+        if record.trial is attempt:
+            limit = attempt.pool.spec.outlier.failures
+            outlier.answered(record, attempt, asyncio.get_running_loop().time(), limit=limit)
+            logger.info("endpoint %s: it answers again and is readmitted", attempt.endpoint.id)
+
+    def succeeded(self, endpoint: Endpoint) -> None:
+        endpoint.state.outlier.failures = 0
+
+    def retry_refused(self, route: str) -> None:
+        self._metrics.retries_refused.values[route,] += 1
+
+    def _count_failure(self, member: Member, error: UpstreamError) -> None:
+        """Count a failure that is an endpoint's fault; eject the endpoint if it is one too many, or its trial's."""
+        record, spec = member.endpoint.state.outlier, member.pool.spec.outlier
+        now, on_trial = asyncio.get_running_loop().time(), record.trial is not None
+        counts = outlier.failed(record, now, connection=error.failure in _CONNECTION_FAILURES)
+        if not counts or not (on_trial or record.failures >= spec.failures):
+            return
+        others = [endpoint for endpoint in member.pool.endpoints if endpoint.state is not member.endpoint.state]
+        ejected = sum(endpoint.state.outlier.ejected for endpoint in others)
+        serving = sum(endpoint.phase in SERVING and not endpoint.state.outlier.ejected for endpoint in others)
+        if not outlier.may_eject(len(others) + 1, ejected, serving, share(spec.max_ejected)):
+            if on_trial:
+                outlier.readmit(record, now)
+            return
+        lasts = outlier.eject(
+            record,
+            now,
+            base=seconds(spec.base_ejection),
+            longest=seconds(spec.max_ejection),
+            jitter=random.random(),
+            reason=f"{record.failures} failed requests in a row, last: {error.message}",
+        )
+        self._metrics.ejections.values[member.endpoint.id,] += 1
+        member.ejection = asyncio.get_running_loop().call_later(lasts, outlier.put_on_trial, record)
+        logger.warning("endpoint %s: %s", member.endpoint.id, record.detail)
+
+    def _spare_the_last(self, pool: Pool) -> None:
+        """Readmit a pool's ejected endpoints if there is nobody else to take its requests."""
+        if any(endpoint.phase in SERVING for endpoint in pool.endpoints):
+            return
+        for endpoint in pool.endpoints:
+            record = endpoint.state.outlier
+            if record.ejected and endpoint.state.phase in SERVING and not endpoint.spec.drain:
+                member = self._members.get(endpoint.id)
+                if member is not None and member.ejection is not None:
+                    member.ejection.cancel()
+                outlier.readmit(record, asyncio.get_running_loop().time())
+                logger.warning("endpoint %s: readmitted, since no other of pool %s is left", endpoint.id, pool.name)
 
     async def probed_once(self, timeout: float) -> None:
         """Wait until every endpoint has been probed, for `timeout` seconds at most: the first requests of a gateway
@@ -139,6 +202,8 @@ class LiveFleet:
     def _retire(self, member: Member, *, at_once: bool = False) -> None:
         if member.probing is not None:
             member.probing.cancel()
+        if member.ejection is not None:
+            member.ejection.cancel()
         task = asyncio.create_task(_close_when_idle(member, at_once), name=f"retire {member.endpoint.id}")
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)
@@ -173,6 +238,8 @@ class LiveFleet:
         else:
             self._learn(member, report)
         never_answered = state.phase == "starting" and state.failed_probes == 1
+        if state.phase != before:
+            self._spare_the_last(member.pool)
         if state.phase != before or never_answered:
             logger.log(
                 logging.INFO if state.phase == "ready" else logging.WARNING,

@@ -53,6 +53,12 @@ class Metrics(Collector):
             "Requests that failed at an endpoint, by the kind of failure.",
             ("endpoint", "failure"),
         )
+        self.retries_refused = Counters(
+            "headrace_retries_refused", "Failed requests not tried elsewhere: the retry budget was spent.", ("route",)
+        )
+        self.ejections = Counters(
+            "headrace_ejections", "Times an endpoint was ejected for failed requests in a row.", ("endpoint",)
+        )
         self.gaps = Histograms(
             "headrace_inter_token_seconds",
             "From one read of a stream to the next, which nearly always is from token to token.",
@@ -72,10 +78,11 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._of_routes = (
-            *(self.requests, self.duration, self.ttft),
+            *(self.requests, self.duration, self.ttft, self.retries_refused),
             *(self.gaps, self.tokens, self.finished, self.body_bytes),
         )
-        self._families = (*self._of_routes, self.attempts, self.upstream_failures)
+        self._of_endpoints = (self.attempts, self.upstream_failures, self.ejections)
+        self._families = (*self._of_routes, *self._of_endpoints)
         for family in self._families:
             self.registry.register(family)
 
@@ -116,7 +123,7 @@ class Metrics(Collector):
 
     def forget_endpoint(self, id_: str) -> None:
         """Drop the series of an endpoint that left the fleet: pods come with ever new names."""
-        for family in (self.attempts, self.upstream_failures):
+        for family in self._of_endpoints:
             family.forget("endpoint", id_)
 
     def forget_route(self, name: str) -> None:
@@ -149,11 +156,18 @@ class FleetCollector(Collector):
         phase = GaugeMetricFamily(
             "headrace_endpoint_phase", "1 for the phase an endpoint is in.", labels=("endpoint", "pool", "phase")
         )
+        ejected = GaugeMetricFamily(
+            "headrace_endpoint_ejected",
+            "1 for an endpoint that is ejected or on trial because requests failed there.",
+            labels=("endpoint", "pool"),
+        )
         for endpoint in self._view().endpoints.values():
+            ejected.add_metric([endpoint.id, endpoint.pool], endpoint.state.outlier.ejected)
             in_flight.add_metric([endpoint.id, endpoint.pool], endpoint.state.in_flight)
             phase.add_metric([endpoint.id, endpoint.pool, endpoint.phase], 1)
         yield in_flight
         yield phase
+        yield ejected
         connected = self._redis_connected()
         if connected is not None:
             redis = GaugeMetricFamily("headrace_redis_connected", "Whether the shared state is followed.")

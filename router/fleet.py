@@ -13,6 +13,7 @@ from typing import Literal
 
 from router.errors import ApiError
 from router.merge import MergedFleet
+from router.outlier import Outlier
 from router.spec.documents import EndpointFields
 from router.spec.fleet import PoolSpec, RetentionSpec
 from router.spec.references import address_fault
@@ -36,6 +37,8 @@ class EndpointState:
     """Tokens in one KV block, as the engine's metrics say."""
     failed_probes: int = 0
     """Probes in a row that did not come back in time."""
+    outlier: Outlier = field(default_factory=Outlier)
+    """What requests have shown of it, whatever probes say."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,10 +53,19 @@ class Endpoint:
 
     @property
     def phase(self) -> Phase:
-        """The phase that counts: an operator's drain goes before what probes say, unless the endpoint is down."""
-        if self.spec.drain and self.state.phase in ("ready", "warming"):
+        """The phase that counts: an operator's drain goes before what probes say, unless the endpoint is down, and so
+        does an ejection."""
+        state = self.state
+        if self.spec.drain and state.phase in ("ready", "warming"):
             return "draining"
-        return self.state.phase
+        if state.outlier.shut and state.phase in ("ready", "warming"):
+            return "unhealthy"
+        return state.phase
+
+    @property
+    def detail(self) -> str:
+        """Why the endpoint is in its phase, for people."""
+        return self.state.outlier.detail or self.state.detail
 
 
 @dataclass(slots=True, frozen=True)

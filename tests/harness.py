@@ -110,6 +110,7 @@ async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncI
         admin=f"127.0.0.1:{admin_port}",
         body_limit=spec.gateway.body_limit,
         expose_routing=spec.gateway.expose_routing,
+        retry=spec.gateway.retry,
     )
     gateway = Gateway(msgspec.structs.replace(spec, gateway=addresses), "hash", None)
     running = RunningGateway(gateway, http_port, admin_port, grpc_port)

@@ -157,7 +157,7 @@ def no_requests_left(endpoint: Endpoint) -> bool:
 
 def _endpoint_row(endpoint: Endpoint, pool: Pool, sources: tuple[Source, ...], drained: bool) -> EndpointRow:
     spec, state = endpoint.spec, endpoint.state
-    details = ["drained, safe to stop once every gateway says so" if drained else "", state.detail]
+    details = ["drained, safe to stop once every gateway says so" if drained else "", endpoint.detail]
     return EndpointRow(
         id=endpoint.id,
         pool=pool.name,

@@ -42,7 +42,9 @@ class Failure(Enum):
     PROTOCOL = "protocol"
     """The engine broke its protocol: malformed framing, an event without end, wrong lengths."""
     ENGINE = "engine"
-    """The engine reported an error of its own for this request."""
+    """The engine refused this request, or failed at it in a way that says nothing of the engine."""
+    INTERNAL = "internal"
+    """The engine failed at this request by its own fault, as far as its words tell."""
 
 
 @dataclass(slots=True)
@@ -64,11 +66,17 @@ class UpstreamError(Exception):
 
     @property
     def endpoint_fault(self) -> bool:
-        """Whether it speaks against the endpoint's health: then it is probed at once."""
-        return self.failure not in (Failure.BUSY, Failure.ENGINE, Failure.GATEWAY)
+        """Whether it speaks against the endpoint's health: then it is probed at once, and counts."""
+        return self.failure not in _NOT_ITS_FAULT and self.code not in _NOT_ITS_DOING
 
 
+REQUEST_CLOSED = "request_closed"
+"""The code of a call that was given up because its client left."""
+TOTAL_TIMEOUT = "total_timeout"
+"""The code of a call that took longer than a request may take in all, however well it went."""
 _RETRYABLE = frozenset({Failure.CONNECT, Failure.NO_CONNECTION, Failure.LOST_BEFORE_ANSWER, Failure.BUSY})
+_NOT_ITS_FAULT = frozenset({Failure.BUSY, Failure.ENGINE, Failure.GATEWAY})
+_NOT_ITS_DOING = frozenset({REQUEST_CLOSED, TOTAL_TIMEOUT})
 
 
 @dataclass(slots=True, frozen=True)
@@ -104,6 +112,8 @@ class AnswerHead:
     content_length: int | None = None
     events: bool = False
     """The body is a stream of server-sent events."""
+    fault: UpstreamError | None = None
+    """The failure of the engine's that this answer tells of. The client gets it as it is, unless it is retried."""
 
 
 class Sink(Protocol):

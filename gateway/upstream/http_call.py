@@ -8,6 +8,8 @@ An answer that breaks off is never made to look whole. What had been relayed sta
 
 Some engines can be made to send events before their first content. A call told how to know them (`preamble`) drops
 them, and takes the answer for begun only with the first event that is none: until then it may still be tried elsewhere.
+The same holds for a call that is told to hold the head of a stream (`holds_head`): engines send it before they have
+begun with the prompt.
 """
 
 import asyncio
@@ -46,6 +48,7 @@ class HttpCall:
         "_head",
         "_head_bytes",
         "_head_waiter",
+        "_holds_head",
         "_interim",
         "_last",
         "_loop",
@@ -69,6 +72,8 @@ class HttpCall:
         connect_timeout: float,
         preamble: Callable[[bytes], bool] | None = None,
         account: Account | None = None,
+        *,
+        holds_head: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._pool = pool
@@ -90,6 +95,7 @@ class HttpCall:
         self._remaining = 0
         self._events: EventHolder | None = None
         self._preamble = preamble
+        self._holds_head = holds_head
         self._account = account
         self._first_content = b""
         self._last = b""
@@ -172,6 +178,10 @@ class HttpCall:
                 self._early_size += len(data)
                 if self._early_size >= _EARLY_LIMIT:
                     self.pause()
+                if self._holds_head:
+                    self._holds_head = False
+                    assert self._head is not None
+                    self._begin_answer(self._head)
         except (FramingError, EventTooLongError, UpstreamError) as error:
             self._broken(error)
 
@@ -200,7 +210,9 @@ class HttpCall:
             self._events = EventHolder()
         if not (head.chunked and self._events is not None):
             self._preamble = None
-        if self._preamble is None:
+        if self._preamble is not None or self._events is None or head.content_length == 0:
+            self._holds_head = False
+        if self._preamble is None and not self._holds_head:
             self._begin_answer(head)
         if head.content_length == 0:
             self._complete(reusable=head.keep_alive)
@@ -292,7 +304,7 @@ class HttpCall:
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connection = None
-        if self._head is None or self._preamble is not None:
+        if self._head is None or self._preamble is not None or self._holds_head:
             self._fail(
                 UpstreamError(
                     Failure.LOST_BEFORE_ANSWER,

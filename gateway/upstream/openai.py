@@ -7,16 +7,23 @@ client's headers goes along but what the gateway puts there on purpose; credenti
 llama.cpp is the one engine that needs help to notice a client that leaves: its server looks at the connection only when
 it has something to send, so a long prefill runs to its end for nobody. Asked for `return_progress` it sends an event
 for each batch of the prompt; these are dropped here, and leave when the client does.
+
+Errors are answers too, and pass through byte for byte. But what they say decides whether the request is tried elsewhere
+and whether it speaks against the engine, so their beginning is looked at: of a 500, and of a stream whose first event
+is an error. A 500 that is the client's fault is passed on as a 400, because clients send a 500 again.
 """
 
 import asyncio
+import re
 
 import msgspec
 
-from gateway.upstream.base import AnswerHead, EngineRequest, ProbeReport, UpstreamError
+from gateway.relay.http1 import ChunkedReader, ResponseHead
+from gateway.upstream.base import AnswerHead, EngineRequest, Failure, ProbeReport, UpstreamError
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
 from gateway.upstream.http_get import get
+from gateway.upstream.refusals import LOOKED_AT_BYTES, is_busy, is_clients_fault
 from router.fleet import Endpoint, Pool
 
 PATHS = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
@@ -33,6 +40,12 @@ _LLAMA_CPP = "llamacpp"
 """`owned_by` in llama.cpp's model list."""
 _PROGRESS_FIELD = b'"prompt_progress":'
 """In the bytes of an event this can only be a field: inside a JSON string its quotes are escaped."""
+
+
+_ERROR_EVENT = re.compile(
+    rb"""(?:[0-9A-Fa-f]+[^\r\n]*\r\n)?(?:event: ?error\r?\n)?data: ?\{"(?:error"|object": ?"error")"""
+)
+"""How a stream begins that is an error, behind the size of its first chunk."""
 
 
 class OpenAIEngine:
@@ -60,7 +73,9 @@ class OpenAIEngine:
         lines += ["content-type: application/json", "accept-encoding: identity", f"content-length: {len(body)}", "", ""]
         head = "\r\n".join(lines).encode("latin-1")
         preamble = _is_progress if asks_progress else None
-        return OpenAICall(self._pool, (head, body), request.connect_timeout, preamble, request.account)
+        return OpenAICall(
+            self._pool, (head, body), request.connect_timeout, preamble, request.account, holds_head=request.stream
+        )
 
     async def probe(self, pool: Pool) -> ProbeReport:
         """Ask `/health`, which every one of these engines has, and now and then for the models."""
@@ -105,9 +120,93 @@ class OpenAICall(HttpCall):
     async def open(self) -> AnswerHead:
         """The head of the engine's answer; an engine's own error is an answer like any other."""
         head = await self.send()
+        status, fault = head.status, None
+        if status >= 429:
+            fault = await self._fault(head)
+            if status == 500 and fault is None:
+                status = 400
+        elif head.events:
+            fault = self._fault_in_stream(head)
         headers = tuple((name, value) for name, value in head.headers if name in PASSED_HEADERS)
         content_type = head.header("content-type") or "application/octet-stream"
-        return AnswerHead(head.status, content_type, headers, head.content_length, events=head.events)
+        return AnswerHead(status, content_type, headers, head.content_length, events=head.events, fault=fault)
+
+    async def _fault(self, head: ResponseHead) -> UpstreamError | None:
+        """The failure that an answer with an error's status tells of; None for one that is the client's."""
+        engine = self._pool.endpoint
+        if head.status in (429, 503):
+            message = f"Engine {engine} cannot take more now."
+            return UpstreamError(Failure.BUSY, message, head.status, "engine_busy")
+        if head.status in (502, 504):
+            message = f"What stands in front of engine {engine} answered {head.status}."
+            return UpstreamError(Failure.LOST_BEFORE_ANSWER, message, head.status, "engine_lost")
+        if head.status != 500 or is_clients_fault(await self._beginning(head)):
+            return None
+        return UpstreamError(Failure.INTERNAL, f"Engine {engine} answered 500.", 500, "engine_error")
+
+    def _fault_in_stream(self, head: ResponseHead) -> UpstreamError | None:
+        """The failure that a stream tells of in its first event, as far as that has been read."""
+        early = self._early[0] if self._early else self._first_content
+        if _ERROR_EVENT.match(early) is None:
+            return None
+        event = (self._first_content or self._read_so_far(head)).partition(b"\n\n")[0]
+        error = event[event.find(b"{") :]
+        if is_clients_fault(error):
+            return None
+        engine = self._pool.endpoint
+        if is_busy(error):
+            return UpstreamError(Failure.BUSY, f"Engine {engine} cannot take more now.", 503, "engine_busy")
+        message = f"Engine {engine} ended its stream with an error before any content."
+        return UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "engine_lost")
+
+    async def _beginning(self, head: ResponseHead) -> bytes:
+        """The beginning of the body, all of it if it is small. It stays to be relayed. Raises UpstreamError if the call
+        is given up meanwhile."""
+        if self._connection is not None and not self._seen_enough(head):
+            self._connection.receiver = looking = _Looking(self, head)
+            await asyncio.wait((looking.done, self._done), return_when=asyncio.FIRST_COMPLETED)
+            if self._given_up is not None:
+                raise self._given_up
+            if self._connection is not None:
+                self._connection.receiver = self
+        return self._read_so_far(head)
+
+    def _seen_enough(self, head: ResponseHead) -> bool:
+        if head.content_length is not None:
+            return self._early_size >= min(head.content_length, LOOKED_AT_BYTES)
+        return self._early_size >= LOOKED_AT_BYTES or (head.chunked and self._early_size > 0 and self._is_whole())
+
+    def _is_whole(self) -> bool:
+        reader = ChunkedReader()
+        reader.feed(b"".join(self._early))
+        return reader.complete or reader.error is not None
+
+    def _read_so_far(self, head: ResponseHead) -> bytes:
+        """What has been read of the body, without its framing."""
+        read = b"".join(self._early)
+        return (ChunkedReader().feed(read) if head.chunked else read)[:LOOKED_AT_BYTES]
+
+
+class _Looking:
+    """Receives what a call is to receive, and tells when enough of it is there."""
+
+    def __init__(self, call: OpenAICall, head: ResponseHead) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._call = call
+        self._head = head
+
+    def data_received(self, data: bytes) -> None:
+        self._call.data_received(data)
+        if self._call._seen_enough(self._head):
+            self._end()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._call.connection_lost(error)
+        self._end()
+
+    def _end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 class _ModelList(msgspec.Struct):

@@ -204,7 +204,7 @@ class RetrySpec(Spec, frozen=True, kw_only=True):
     """How many requests may be tried at another endpoint after one has failed, before their first content."""
 
     budget: PercentOrOff = "10%"
-    """Retries that may be waiting for an answer, as a share of the requests the process has open; `off` for no limit."""
+    """Retries that may wait for an answer, as a share of the requests that the process has open; `off` for no limit."""
     min_per_second: Count = 3
     """Retries that are allowed whatever the share. With a budget of `0%` and none of these nothing is retried."""
 

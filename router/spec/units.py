@@ -1,8 +1,8 @@
 """Durations, sizes and addresses as people write them in a fleet file.
 
-A bare number never says what it counts, so durations, sizes and shares are strings with a unit (`500ms`, `32MiB`, `10%`). The
-patterns below are part of the types: they appear in the generated JSON Schema and are enforced by msgspec when a
-document is decoded, so code that receives one of these strings can convert it without a second check.
+A bare number never says what it counts, so durations, sizes and shares are strings with a unit (`500ms`, `32MiB`,
+`10%`). The patterns below are part of the types: they appear in the generated JSON Schema and are enforced by msgspec
+when a document is decoded, so code that receives one of these strings can convert it without a second check.
 """
 
 import re

@@ -22,12 +22,15 @@ from router.spec.fleet import (
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
+    OutlierSpec,
     PoolSpec,
     PriceSpec,
     ProbeSpec,
     RedisSpec,
     RetentionSpec,
+    RetrySpec,
     RouteSpec,
+    TimeoutLimitSpec,
     TimeoutSpec,
     TokenizerSpec,
     WeightedPool,
@@ -47,6 +50,7 @@ durations_or_off = durations | st.just("off")
 host_names = st.from_regex(r"([a-z0-9]{1,3}[-_.])*[a-z]", fullmatch=True) | st.ip_addresses(v=4).map(str)
 hosts = host_names | st.ip_addresses(v=6).map(lambda address: f"[{address.exploded}]")
 positive = st.integers(1, 2**40)
+percents = st.from_regex(r"(100|[0-9]{1,2}(\.[0-9]{1,2})?)%", fullmatch=True)
 money = st.none() | st.floats(0, 1e6)
 
 
@@ -131,7 +135,23 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                     idle=durations_or_off,
                     total=durations_or_off,
                 ),
+                timeout_limits=st.none()
+                | struct(
+                    TimeoutLimitSpec,
+                    connect=st.none() | durations,
+                    first_byte=st.none() | durations_or_off,
+                    idle=st.none() | durations_or_off,
+                    total=st.none() | durations_or_off,
+                ),
+                ping=durations_or_off,
                 probe=struct(ProbeSpec, interval=durations, timeout=durations, failures=positive),
+                outlier=struct(
+                    OutlierSpec,
+                    failures=positive,
+                    base_ejection=durations,
+                    max_ejection=durations,
+                    max_ejected=percents,
+                ),
                 kv_block_tokens=st.none() | positive,
             )
         )
@@ -156,6 +176,8 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 grpc=st.none() | hosts.map(lambda host: f"{host}:8001"),
                 admin=st.just(":9090"),
                 body_limit=st.from_regex(r"[1-9][0-9]{0,3}(B|KiB|MiB|GiB)", fullmatch=True),
+                expose_routing=st.booleans(),
+                retry=struct(RetrySpec, budget=percents | st.just("off"), min_per_second=st.integers(0, 1000)),
             ),
         )
     )
@@ -240,7 +262,7 @@ def test_a_renamed_key_is_refused_by_reader_and_schema_on_its_line(spec: FleetSp
 WRONG: dict[type, list[object]] = {
     inspect.StrType: [17, 1.5, True, ["x"], {"x": "y"}],
     inspect.LiteralType: [17, False, "no such choice", ["x"]],
-    inspect.IntType: ["17", 1.5, True, -1, 0, {"x": 1}],
+    inspect.IntType: ["17", 1.5, True, -1, {"x": 1}],
     inspect.FloatType: ["1.5", False, -0.5, ["x"]],
     inspect.BoolType: ["true", 1, ["x"]],
     inspect.ListType: ["x", 17, {"x": "y"}],
@@ -318,7 +340,13 @@ def test_the_example_fits_the_schema() -> None:
     VALIDATOR.validate(yaml.safe_load((ROOT / "examples" / "fleet.yaml").read_text()))
 
 
-@pytest.mark.parametrize("name", ["EndpointSpec", "PoolSpec", "RouteSpec", "FleetSpec", "GatewaySpec", "TimeoutSpec"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("EndpointSpec", "PoolSpec", "RouteSpec", "FleetSpec", "GatewaySpec", "TimeoutSpec"),
+        *("OutlierSpec", "RetrySpec", "ProbeSpec"),
+    ],
+)
 def test_every_field_is_in_the_configuration_reference(name: str) -> None:
     reference = (ROOT / "docs" / "configuration.md").read_text()
     for field in getattr(fleet, name).__struct_fields__:
