@@ -34,6 +34,7 @@ async def listen(runner: web.BaseRunner, what: str, address: str, bound: Sequenc
             await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
         else:
             for one in bound:
+                one.listen(_BACKLOG)  # uvloop does it again, but would keep to itself that it fails
                 await web.SockSite(runner, one, backlog=_BACKLOG).start()
     except OSError as error:
         raise not_to_be_had(what, address, error) from None

@@ -2,8 +2,8 @@
 
 - **Counters and histograms** are added. When a worker ends, what it had counted goes into a base: sums only grow.
 - **Requests in flight** are added, over every worker that still has some.
-- **An endpoint's phase** is that of the worker that thinks least of it, among those that serve: `ready` promises that
-  whichever worker a request gets to can use the endpoint. Workers differ for a probe's interval at most.
+- **An endpoint's phase** is the best that a serving worker sees it in: the gateway is to get traffic as long as one of
+  its workers can serve it, and an endpoint is down when it is down for all. Where they differ, the detail says so.
 - **CPU time, memory and descriptors** are added over the workers and the supervisor, dead workers' CPU time included,
   as the limits of a container are about all of them. Memory they share counts once for each.
 
@@ -32,11 +32,15 @@ def take_over(view: FleetView, reports: Collection[tuple[Report, bool]]) -> None
         state = endpoint.state
         state.in_flight = sum(one.in_flight for _, one in told)
         opinions = [one for serving, one in told if serving]
-        if opinions:
-            least = max(opinions, key=lambda one: _FROM_BEST_TO_WORST.index(one.phase))
-            state.phase, state.detail = least.phase, least.detail
-        else:
+        if not opinions:
             state.phase, state.detail = "starting", "no worker knows it yet"
+            continue
+        opinions.sort(key=lambda one: _FROM_BEST_TO_WORST.index(one.phase))
+        best, worst = opinions[0], opinions[-1]
+        state.phase, state.detail = best.phase, best.detail
+        if differing := [one for one in opinions if one.phase != best.phase]:
+            seen = f"{worst.phase} for {len(differing)} of {len(opinions)} workers: {worst.detail}"
+            state.detail = f"{best.detail}; {seen}" if best.detail else seen
 
 
 class Totals(Collector):

@@ -1,0 +1,354 @@
+"""`headrace gateway --workers`: real processes, killed, stopped and told to stop while streams run."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.upstream.triton.raw import SERVICE
+from headrace.workers.channel import REPORT_EVERY_S
+from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec
+from tests.harness import DONE, ONE, STREAM, EngineConnection, ScriptedEngine, free_port, one_pool
+from tests.valkey import ValkeyProcess, servers_here
+
+STREAMS = 100
+WORKERS = 2
+
+
+@dataclass
+class HeldEngine(ScriptedEngine):
+    """An engine whose streams go on until `let_go` is set."""
+
+    script: Callable[[EngineConnection], Awaitable[None]] = field(init=False)
+    let_go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.script = self._hold
+
+    async def _hold(self, connection: EngineConnection) -> None:
+        await connection.events(ONE)
+        await self.let_go.wait()
+        await connection.chunk(DONE)
+        await connection.end()
+
+
+class Client:
+    """One client's stream."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.port = 0
+        """The client's own."""
+        self.received = b""
+        self.began = asyncio.Event()
+        self.ended = asyncio.create_task(self._run(session, url))
+
+    @property
+    def complete(self) -> bool:
+        return self.received == ONE + DONE
+
+    async def _run(self, session: aiohttp.ClientSession, url: str) -> None:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with session.post(f"{url}/v1/chat/completions", json=STREAM) as response:
+                assert response.status == 200 and response.connection is not None
+                assert response.connection.transport is not None
+                self.port = response.connection.transport.get_extra_info("sockname")[1]
+                async for piece in response.content.iter_any():
+                    self.received += piece
+                    self.began.set()
+
+
+@contextlib.asynccontextmanager
+async def streams(url: str, count: int) -> AsyncIterator[list[Client]]:
+    """Streams that have begun."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        clients = [Client(session, url) for _ in range(count)]
+        try:
+            async with asyncio.timeout(20):
+                for client in clients:
+                    await client.began.wait()
+            yield clients
+        finally:
+            for client in clients:
+                client.ended.cancel()
+            await asyncio.gather(*(client.ended for client in clients), return_exceptions=True)
+
+
+@dataclass
+class Command:
+    """A running `headrace gateway --workers`."""
+
+    process: asyncio.subprocess.Process
+    addresses: GatewaySpec
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.addresses.http}"
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+    async def get(self, path: str) -> str:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{self.addresses.admin}{path}") as response:
+            return await response.text()
+
+    async def samples(self) -> dict[tuple[str, ...], float]:
+        """The value of each sample of a scrape, by its name and its labels."""
+        families = text_string_to_metric_families(await self.get("/metrics"))
+        samples = [sample for family in families for sample in family.samples]
+        return {(one.name, *map("=".join, sorted(one.labels.items()))): one.value for one in samples}
+
+    async def readiness(self) -> Any:
+        return msgspec.json.decode(await self.get("/readyz"))
+
+    async def until(self, holds: Callable[[Any], bool]) -> None:
+        """Wait for a condition of `/readyz`."""
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    if holds(await self.readiness()):
+                        return
+                assert self.process.returncode is None, self.log.read_text()
+                await asyncio.sleep(0.02)
+
+    async def until_ready(self, serving: int = WORKERS) -> None:
+        """Wait until so many workers serve, and one of them can serve the route."""
+        await self.until(lambda state: state["detail"]["workers"]["serving"] == serving and state["status"] == "ready")
+
+    async def ends(self) -> int:
+        async with asyncio.timeout(20):
+            return await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def command(folder: Path, spec: FleetSpec, addresses: GatewaySpec | None = None) -> AsyncIterator[Command]:
+    """Run the command for `spec`; whatever a test leaves of it is killed."""
+    addresses = addresses or GatewaySpec(
+        http=f"127.0.0.1:{free_port()}", admin=f"127.0.0.1:{free_port()}", grpc=f"127.0.0.1:{free_port()}"
+    )
+    file, log = folder / "fleet.yaml", folder / "log"
+    file.write_text(yaml.safe_dump(msgspec.to_builtins(msgspec.structs.replace(spec, gateway=addresses))))
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "headrace", "gateway", "--config", str(file), "--workers", str(WORKERS)),
+            stderr=output,
+        )
+    running = Command(process, addresses, log)
+    try:
+        yield running
+    finally:
+        if process.returncode is None:
+            for one in running.workers:
+                one.kill()
+            process.kill()
+        await process.wait()
+
+
+@pytest_asyncio.fixture(scope="module")
+async def engine() -> AsyncIterator[HeldEngine]:
+    engine = HeldEngine()
+    async with engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module")
+async def running(engine: HeldEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
+    """A gateway whose workers tests may kill."""
+    async with command(tmp_path_factory.mktemp("workers"), one_pool(engine.endpoint())) as running:
+        yield running
+
+
+def clients_of(worker: psutil.Process, address: str | None) -> set[int]:
+    """The other ends' ports of a worker's connections at one of its own addresses."""
+    assert address is not None
+    port = int(address.rpartition(":")[2])
+    at_it = [one for one in worker.net_connections("tcp") if one.laddr.port == port]
+    return {one.raddr.port for one in at_it if one.raddr}
+
+
+async def connects_forever(address: str) -> None:
+    """Connect again and again. Raises OSError when a connection is refused."""
+    host, _, port = address.rpartition(":")
+    while True:
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.close()
+        await asyncio.sleep(0.001)
+
+
+async def test_a_killed_worker_takes_only_its_own_streams_and_the_port_never_refuses(
+    engine: HeldEngine, running: Command
+) -> None:
+    await running.until_ready()
+    engine.let_go.clear()
+    connecting = asyncio.create_task(connects_forever(running.addresses.http))
+    async with streams(running.url, STREAMS) as clients:
+        killed, kept = running.workers
+        lost = clients_of(killed, running.addresses.http)
+        ours = [client for client in clients if client.port in lost]
+        others = [client for client in clients if client.port not in lost]
+        assert ours and others, "both workers have streams"
+        await asyncio.sleep(2 * REPORT_EVERY_S)
+        before = await running.samples()
+        assert before["headrace_live_requests",] == STREAMS
+        killed.kill()
+        await asyncio.wait([client.ended for client in ours], timeout=5)
+        assert not any(client.complete for client in ours)
+        during = await running.samples()
+        async with aiohttp.ClientSession() as session, session.get(f"{running.url}/v1/models") as response:
+            assert response.status == 200
+        await running.until_ready()
+        assert {worker.pid for worker in running.workers} > {kept.pid}
+        engine.let_go.set()
+        await asyncio.wait([client.ended for client in others], timeout=5)
+        assert all(client.complete for client in others)
+    await asyncio.sleep(2 * REPORT_EVERY_S)
+    after = await running.samples()
+    assert not connecting.done(), "a connection was refused"
+    connecting.cancel()
+    for earlier, later in ((before, during), (during, after)):
+        counted = {key for key in earlier if key[0].endswith(("_total", "_bucket", "_sum", "_count"))}
+        assert counted
+        assert not {key for key in counted if later.get(key, 0) < earlier[key]}
+    assert sum(value for key, value in after.items() if key[0] == "headrace_attempts_total") == STREAMS
+    assert after["headrace_live_requests",] == 0
+    assert after["headrace_endpoint_in_flight_requests", "endpoint=engine", "pool=p"] == 0
+    assert after["headrace_worker_restarts_total",] == 1
+    log = running.log.read_text()
+    assert f"(process {killed.pid}) was ended by SIGKILL; another one is started in" in log
+
+
+async def test_only_grpc_connections_of_the_killed_worker_break(running: Command) -> None:
+    await running.until_ready()
+    alone = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(running.addresses.grpc, options=alone) for _ in range(16)]
+    try:
+        live = [one.unary_unary(f"/{SERVICE}/ServerLive") for one in channels]
+        assert await asyncio.gather(*(call(b"", timeout=10) for call in live)) == [b"\x08\x01"] * len(live)
+        killed, kept = running.workers
+        lost, spared = (clients_of(worker, running.addresses.grpc) for worker in (killed, kept))
+        assert lost and spared and len(lost | spared) == len(channels)
+        killed.kill()
+        answers = await asyncio.gather(*(call(b"", timeout=10) for call in live), return_exceptions=True)
+        assert sum(answer != b"\x08\x01" for answer in answers) <= len(lost)
+        again = [call(b"", timeout=10, wait_for_ready=True) for call in live]
+        assert await asyncio.gather(*again) == [b"\x08\x01"] * len(live)
+        assert clients_of(kept, running.addresses.grpc) >= spared
+    finally:
+        await asyncio.gather(*(one.close() for one in channels))
+
+
+async def test_a_worker_that_hangs_holds_up_no_scrape_and_shows_in_readiness(running: Command) -> None:
+    await running.until_ready()
+    hung = running.workers[0]
+    hung.suspend()
+    try:
+        async with asyncio.timeout(2):
+            assert (await running.samples())["headrace_workers",] == WORKERS
+        await running.until_ready(WORKERS - 1)
+        assert (await running.readiness())["degraded"] == ["workers: 1 of 2 serve; the log says why."]
+        async with aiohttp.ClientSession() as session, session.get(f"{running.url}/v1/models") as response:
+            assert response.status == 200
+    finally:
+        hung.resume()
+    await running.until_ready()
+
+
+async def test_a_supervisor_that_is_killed_leaves_no_process_and_no_stream_that_looks_whole(
+    engine: HeldEngine, tmp_path: Path
+) -> None:
+    engine.let_go.clear()
+    async with command(tmp_path, one_pool(engine.endpoint())) as running:
+        await running.until_ready()
+        async with streams(running.url, 8) as clients:
+            workers = running.workers
+            running.process.kill()
+            await running.process.wait()
+            _, alive = await asyncio.to_thread(psutil.wait_procs, workers, 10)
+            assert not alive
+            await asyncio.wait([client.ended for client in clients], timeout=5)
+            assert all(b'"code":"gateway_stopping"' in client.received for client in clients)
+            assert not any(DONE in client.received for client in clients)
+
+
+async def test_told_to_stop_it_fails_readiness_refuses_connections_and_lets_streams_finish(
+    engine: HeldEngine, tmp_path: Path
+) -> None:
+    engine.let_go.clear()
+    async with command(tmp_path, one_pool(engine.endpoint())) as running:
+        await running.until_ready()
+        async with streams(running.url, 8) as clients:
+            workers = running.workers
+            running.process.send_signal(signal.SIGTERM)
+            await running.until(lambda state: state["status"] == "not_ready")
+            assert (await running.readiness())["reasons"][0].startswith("The gateway is draining")
+            with pytest.raises(OSError):
+                await asyncio.wait_for(connects_forever(running.addresses.http), 5)
+            assert not any(client.ended.done() for client in clients)
+            engine.let_go.set()
+            assert await running.ends() == 0
+            assert all(client.complete for client in clients)
+            assert not psutil.wait_procs(workers, 0)[1]
+
+
+async def test_told_to_stop_twice_it_ends_at_once_and_tells_the_clients(engine: HeldEngine, tmp_path: Path) -> None:
+    engine.let_go.clear()
+    async with command(tmp_path, one_pool(engine.endpoint())) as running:
+        await running.until_ready()
+        async with streams(running.url, 4) as clients:
+            running.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.3)
+            running.process.send_signal(signal.SIGTERM)
+            assert await running.ends() == 0
+            await asyncio.wait([client.ended for client in clients], timeout=5)
+            assert all(b'"code":"gateway_stopping"' in client.received for client in clients)
+
+
+async def test_workers_that_cannot_listen_end_the_command_with_one_sentence(tmp_path: Path) -> None:
+    with socket.socket() as other:  # binds like the supervisor, and listens before its workers do
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        http = f"127.0.0.1:{other.getsockname()[1]}"
+        addresses = GatewaySpec(http=http, admin=f"127.0.0.1:{free_port()}")
+        spec = one_pool(EndpointSpec(id="e", http="http://127.0.0.1:1"))
+        async with command(tmp_path, spec, addresses) as running:
+            await running.until(lambda state: state["status"] == "not_ready")
+            other.listen()
+            assert await running.ends() == 1
+            assert running.log.read_text().splitlines()[-1] == (
+                f"Cannot listen on {http} (gateway.http): it is in use by another program. "
+                "Choose another address in the fleet file or with HEADRACE_HTTP."
+            )
+            assert "Traceback" not in running.log.read_text()
+
+
+async def test_changes_over_the_admin_api_reach_every_worker(engine: HeldEngine, tmp_path: Path) -> None:
+    engine.let_go.set()
+    async with ValkeyProcess(servers_here()[0], tmp_path) as valkey:
+        async with command(tmp_path, one_pool(engine.endpoint(), redis=valkey.url)) as running:
+            await running.until_ready()
+            async with aiohttp.ClientSession() as session:
+                base = f"http://{running.addresses.admin}/admin/v1/endpoints"
+                async with session.post(f"{base}/engine/drain") as response:
+                    assert response.status == 200
+            async with asyncio.timeout(5):
+                while '"drain":"drained"' not in await running.get("/admin/v1/endpoints"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            for _ in range(8):  # a new connection each, so that both workers are asked
+                async with aiohttp.ClientSession() as session:
+                    async with session.post(f"{running.url}/v1/chat/completions", json=STREAM) as response:
+                        assert response.status == 503
