@@ -28,7 +28,7 @@ from router.merge import MergedFleet, merge
 from router.plan import SERVING, Attempt
 from router.spec.documents import Document
 from router.spec.fleet import Protocol
-from router.spec.units import seconds, share
+from router.spec.units import seconds
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,11 @@ class Member:
         self.probing: asyncio.Task[None] | None = None
         self.ejection: asyncio.TimerHandle | None = None
         """Ends its ejection."""
+
+    def end_ejection(self) -> None:
+        """It ends otherwise than by its time."""
+        if self.ejection is not None:
+            self.ejection.cancel()
 
 
 class LiveFleet:
@@ -129,7 +134,7 @@ class LiveFleet:
             health.down(endpoint.state, error.message)
             self._spare_the_last(member.pool)
         member.wake.set()
-        self._count_failure(member, error)
+        self._judge(member, error)
 
     def answered(self, attempt: Attempt) -> None:
         """An endpoint on trial that answers is readmitted."""
@@ -145,44 +150,23 @@ class LiveFleet:
     def retry_refused(self, route: str) -> None:
         self._metrics.retries_refused.values[route,] += 1
 
-    def _count_failure(self, member: Member, error: UpstreamError) -> None:
-        """Count a failure that is an endpoint's fault; eject the endpoint if it is one too many, or its trial's."""
-        record, spec = member.endpoint.state.outlier, member.pool.spec.outlier
-        now, on_trial = asyncio.get_running_loop().time(), record.trial is not None
-        counts = outlier.failed(record, now, connection=error.failure in _CONNECTION_FAILURES)
-        if not counts or not (on_trial or record.failures >= spec.failures):
-            return
-        others = [endpoint for endpoint in member.pool.endpoints if endpoint.state is not member.endpoint.state]
-        ejected = sum(endpoint.state.outlier.ejected for endpoint in others)
-        serving = sum(endpoint.phase in SERVING and not endpoint.state.outlier.ejected for endpoint in others)
-        if not outlier.may_eject(len(others) + 1, ejected, serving, share(spec.max_ejected)):
-            if on_trial:
-                outlier.readmit(record, now)
-            return
-        lasts = outlier.eject(
-            record,
-            now,
-            base=seconds(spec.base_ejection),
-            longest=seconds(spec.max_ejection),
-            jitter=random.random(),
-            reason=f"{record.failures} failed requests in a row, last: {error.message}",
+    def _judge(self, member: Member, error: UpstreamError) -> None:
+        """Count a failure that is an endpoint's fault; one too many ejects it."""
+        endpoint, loop = member.endpoint, asyncio.get_running_loop()
+        broke = error.failure in _CONNECTION_FAILURES
+        lasts = health.request_failed(
+            endpoint, member.pool, error.message, loop.time(), connection=broke, jitter=random.random()
         )
-        self._metrics.ejections.values[member.endpoint.id,] += 1
-        member.ejection = asyncio.get_running_loop().call_later(lasts, outlier.put_on_trial, record)
-        logger.warning("endpoint %s: %s", member.endpoint.id, record.detail)
+        if lasts is not None:
+            record = endpoint.state.outlier
+            member.ejection = loop.call_later(lasts, outlier.put_on_trial, record)
+            self._metrics.ejections.values[endpoint.id,] += 1
+            logger.warning("endpoint %s: %s", endpoint.id, record.detail)
 
     def _spare_the_last(self, pool: Pool) -> None:
-        """Readmit a pool's ejected endpoints if there is nobody else to take its requests."""
-        if any(endpoint.phase in SERVING for endpoint in pool.endpoints):
-            return
-        for endpoint in pool.endpoints:
-            record = endpoint.state.outlier
-            if record.ejected and endpoint.state.phase in SERVING and not endpoint.spec.drain:
-                member = self._members.get(endpoint.id)
-                if member is not None and member.ejection is not None:
-                    member.ejection.cancel()
-                outlier.readmit(record, asyncio.get_running_loop().time())
-                logger.warning("endpoint %s: readmitted, since no other of pool %s is left", endpoint.id, pool.name)
+        for endpoint in health.spare_the_last(pool, asyncio.get_running_loop().time()):
+            self._members[endpoint.id].end_ejection()
+            logger.warning("endpoint %s: readmitted, since no other of pool %s is left", endpoint.id, pool.name)
 
     async def probed_once(self, timeout: float) -> None:
         """Wait until every endpoint has been probed, for `timeout` seconds at most: the first requests of a gateway
@@ -202,8 +186,7 @@ class LiveFleet:
     def _retire(self, member: Member, *, at_once: bool = False) -> None:
         if member.probing is not None:
             member.probing.cancel()
-        if member.ejection is not None:
-            member.ejection.cancel()
+        member.end_ejection()
         task = asyncio.create_task(_close_when_idle(member, at_once), name=f"retire {member.endpoint.id}")
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)
