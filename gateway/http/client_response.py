@@ -23,7 +23,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import uuid
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -36,6 +35,7 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 
 from gateway.http.errors import error_body
+from gateway.request_ids import new_request_id
 from router.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,9 @@ WRITE_BUFFER_BYTES = 64 * 1024
 SEND_BUFFER_BYTES = 128 * 1024
 """What the kernel may queue besides (it takes twice that): left alone it swallows megabytes before anybody notices that
 a client is slow."""
+
+LAST_CHUNK = b"0\r\n\r\n"
+"""What ends a chunked body."""
 
 NOBODY = "-"
 """What `x-headrace-endpoint` and `x-headrace-route` say when no endpoint or route had a part in the answer."""
@@ -132,7 +135,7 @@ class ClientProtocol(RequestHandler):
         else:
             error = ApiError(status, "The request is not valid HTTP/1.1.", code="bad_http_request")
         self.close()
-        headers = {"x-request-id": uuid.uuid4().hex, "x-headrace-endpoint": NOBODY, "x-headrace-route": NOBODY}
+        headers = {"x-request-id": new_request_id(), "x-headrace-endpoint": NOBODY, "x-headrace-route": NOBODY}
         return web.Response(status=status, body=error_body(error), content_type="application/json", headers=headers)
 
     def log_exception(self, *args: Any, **kwargs: Any) -> None:
@@ -190,6 +193,9 @@ class ClientResponse:
         self._bodyless = request.method == "HEAD"
         self._remaining: int | None = None
         self._chunked_body = False
+        self._body_ended = False
+        self._head = b""
+        """The head, as long as it waits for the first of the body."""
         self._flow: Flow | None = None
         self.status = 0
         self.started = False
@@ -221,12 +227,12 @@ class ClientResponse:
         return self._keep and self.finished
 
     @property
-    def verbatim(self) -> bool:
-        """Whether chunked framing may be passed on as it is."""
-        return self._chunked_body
+    def write_chunks(self) -> Callable[[bytes, bool], None] | None:
+        return self._write_chunks if self._chunked_body else None
 
     def start(self, status: int, headers: Headers, content_length: int | None) -> None:
-        """Write the head. Without a length the body is chunked, or ends with the connection for an HTTP/1.0 client."""
+        """Write the head, together with what is written right after it. Without a length the body is chunked, or ends
+        with the connection for an HTTP/1.0 client."""
         self.started = True
         self.status = status
         lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
@@ -248,7 +254,8 @@ class ClientResponse:
             shown = tuple(header for header in shown if not header[0].startswith("x-headrace-"))
         lines += [f"{name}: {value}" for name, value in shown]
         lines += ["", ""]
-        self._write("\r\n".join(lines).encode("latin-1", "replace"))
+        self._head = "\r\n".join(lines).encode("latin-1", "replace")
+        asyncio.get_running_loop().call_soon(self._write_head)
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
         """Write a whole response; of one to HEAD, the head."""
@@ -274,11 +281,15 @@ class ClientResponse:
                 self._remaining -= len(payload)
             self._write(payload)
 
-    def write_chunks(self, framed: bytes) -> None:
-        """Write body bytes that are complete chunks already."""
-        if not self.first_write:
-            self.first_write = asyncio.get_running_loop().time()
-        self._write(framed)
+    def _write_chunks(self, framed: bytes, last: bool) -> None:
+        if last or not self.first_write:
+            self._body_ended = last
+            self.first_write = self.first_write or asyncio.get_running_loop().time()
+            self._write(framed)
+            return
+        transport = self._protocol.transport
+        if transport is not None:  # as in `_write`
+            transport.write(framed)
 
     def finish(self) -> None:
         """End the body. One that is shorter than announced ends with the connection, so that nobody takes it for
@@ -286,8 +297,10 @@ class ClientResponse:
         if self._remaining:
             self.abort()
             return
-        if self._chunked_body:
-            self._write(b"0\r\n\r\n")
+        if self._chunked_body and not self._body_ended:
+            self._write(LAST_CHUNK)
+        else:
+            self._write_head()  # of an answer without a body
         self.finished = True
         self.follow(None)
 
@@ -322,9 +335,15 @@ class ClientResponse:
             self._flow.resume()
 
     def _write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
         transport = self._protocol.transport
         if transport is not None:  # else the client has gone, and the handler is about to be cancelled
             transport.write(data)
+
+    def _write_head(self) -> None:
+        if self._head:
+            self._write(b"")
 
 
 def write_continue(request: web.BaseRequest) -> None:

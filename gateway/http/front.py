@@ -7,8 +7,6 @@ has begun, the relay itself tells the client within the stream.
 
 import re
 import time
-import uuid
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
@@ -26,6 +24,7 @@ from gateway.http.placement import placement
 from gateway.http.request_body import RequestBody
 from gateway.metrics import Metrics
 from gateway.relay.accounting import Account
+from gateway.request_ids import new_request_id
 from router.errors import ApiError
 from router.fleet import Route
 from router.plan import plan
@@ -57,32 +56,23 @@ class Front:
 
     async def handle(self, request: web.BaseRequest) -> ClientResponse:
         """Answer one request."""
-        request_id = request.headers.get("x-request-id", "")
-        if not _REQUEST_ID.match(request_id):
-            request_id = uuid.uuid4().hex
+        request_id = request.headers.get("x-request-id")
+        if request_id is None or not _REQUEST_ID.match(request_id):
+            request_id = new_request_id()
         response = ClientResponse(request, (("x-request-id", request_id),), exposes_routing=self._exposes_routing)
         path = request.path
         api = _APIS.get(path)
         if api is not None:
-            await self._allowing("POST", request, response, lambda: self._generate(api, request, request_id, response))
+            if _allows("POST", request, response):
+                await self._generate(api, request, request_id, response)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
-            await self._allowing("GET", request, response, lambda: self._models(path, response))
+            if _allows("GET", request, response):
+                self._models(path, response)
         elif path == "/v2" or path.startswith("/v2/"):
             await self._kserve.handle(request, request_id, response)
         else:
             refuse(response, ApiError(404, f"There is no {path[:200]!r} here.", code="unknown_url"), error_body)
         return response
-
-    async def _allowing(
-        self, method: str, request: web.BaseRequest, response: ClientResponse, answer: Callable[[], Awaitable[None]]
-    ) -> None:
-        if request.method == method:
-            await answer()
-        else:
-            error = ApiError(405, f"{request.path} takes {method}, not {request.method}.", code="method_not_allowed")
-            response.close_after()  # its body has not been read
-            response.headers += (("Allow", method),)
-            refuse(response, error, error_body)
 
     async def _generate(self, api: Api, request: web.BaseRequest, request_id: str, response: ClientResponse) -> None:
         with answering(self._live, self._metrics, api, request_id, response, error_body) as exchange:
@@ -105,10 +95,11 @@ class Front:
                 passed.append((name, value))
         if (asked_timeouts := request.headers.get(TIMEOUTS_HEADER)) is not None:
             exchange.asked_timeouts = read_timeouts(asked_timeouts)
-        exchange.account = account = Account(shows_usage=prompt.include_usage)
+        gaps = None
         if prompt.stream:
             exchange.ping = partial(_ping, exchange, response)
-            account.gaps = self._metrics.gaps.of((api, exchange.route))
+            gaps = self._metrics.gaps.of((api, exchange.route))
+        exchange.account = account = Account(shows_usage=prompt.include_usage, gaps=gaps)
         asked = ClientRequest(prompt, fields, request_id, tuple(passed), account)
         return await open_answer(exchange, decided, asked, self._fleet)
 
@@ -125,7 +116,7 @@ class Front:
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _models(self, path: str, response: ClientResponse) -> None:
+    def _models(self, path: str, response: ClientResponse) -> None:
         """The routes as OpenAI's model list, each with what its engine says of the model."""
         name = path.removeprefix("/v1/models").removeprefix("/")
         if not name:
@@ -153,6 +144,20 @@ class Front:
 def _ping(exchange: Exchange, response: ClientResponse) -> None:
     exchange.streamed = True
     ping(response, placement(exchange))
+
+
+def _allows(method: str, request: web.BaseRequest, response: ClientResponse) -> bool:
+    """Whether a request has the method that its path takes; if not, it has been refused."""
+    if request.method == method:
+        return True
+    response.close_after()  # its body has not been read
+    response.headers += (("Allow", method),)
+    refuse(
+        response,
+        ApiError(405, f"{request.path} takes {method}, not {request.method}.", code="method_not_allowed"),
+        error_body,
+    )
+    return False
 
 
 def _header_value(text: str) -> str:

@@ -129,7 +129,7 @@ def _no_preamble(event: bytes) -> bool:
 class Kept:
     """A sink that keeps a small body whole."""
 
-    verbatim = False
+    write_chunks = None
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -140,9 +140,6 @@ class Kept:
         if self._size > _KEPT_LIMIT:
             raise UpstreamError(Failure.PROTOCOL, f"An engine answered with more than {_KEPT_LIMIT} bytes.")
         self.pieces.append(payload)
-
-    def write_chunks(self, framed: bytes) -> None:
-        raise NotImplementedError
 
 
 async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines: Engines) -> Answer:

@@ -28,7 +28,7 @@ def ping(response: ClientResponse, headers: Headers) -> None:
 class AsEvent:
     """A sink that makes one event of a whole body: of an answer that comes too late to be one."""
 
-    verbatim = False
+    write_chunks = None
 
     def __init__(self, endpoint: str, status: int) -> None:
         self._endpoint = endpoint
@@ -40,9 +40,6 @@ class AsEvent:
         self._size += len(payload)
         if self._size <= _ERROR_LIMIT:
             self._pieces.append(payload)
-
-    def write_chunks(self, framed: bytes) -> None:
-        raise NotImplementedError
 
     @property
     def event(self) -> bytes:

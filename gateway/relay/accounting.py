@@ -12,9 +12,11 @@ again. An event with usage *and* choices is text, and is left as it is.
 import contextlib
 import re
 from collections import deque
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
+
+from gateway.series import Histogram
 
 _USAGE_KEY = b'"usage":'
 _SAYS_USAGE = re.compile(rb'"usage": ?\{')
@@ -25,12 +27,6 @@ _SEAM_BYTES = 4096
 """How much of a whole body is kept of one read, for usage that is cut in two."""
 _LAST_READS = 3
 """The reads in which a stream's finish reason is looked for: it may be followed by usage and `[DONE]`."""
-
-
-class Gaps(Protocol):
-    """Where the times between two reads of a stream are counted."""
-
-    def observe(self, value: float) -> None: ...
 
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0)] | None
@@ -64,21 +60,22 @@ class Account:
     """What is known of one answer, filled in while it is relayed."""
 
     __slots__ = (
+        "_gaps",
         "_last",
         "_seam",
         "body_bytes",
         "cached_tokens",
         "completion_tokens",
         "finish_reason",
-        "gaps",
         "prompt_tokens",
         "shows_usage",
     )
 
-    def __init__(self, *, shows_usage: bool) -> None:
-        """`shows_usage`: the client wants a stream's usage event."""
+    def __init__(self, *, shows_usage: bool, gaps: Histogram | None = None) -> None:
+        """`shows_usage`: the client wants a stream's usage event. `gaps`: where the times between two reads of a stream
+        are counted, in seconds."""
         self.shows_usage = shows_usage
-        self.gaps: Gaps | None = None
+        self._gaps = gaps
         self.prompt_tokens = 0
         self.cached_tokens = 0
         """Tokens of the prompt that the engine had in its KV cache."""
@@ -93,6 +90,11 @@ class Account:
         """Note whole events that were passed on, framed or not."""
         self.body_bytes += len(events)
         self._last.append(events)
+
+    def gap(self, seconds: float) -> None:
+        """Note the time between two reads of a stream."""
+        if self._gaps is not None:
+            self._gaps.observe(seconds)
 
     def without_usage(self, events: bytes) -> bytes:
         """Note the usage in `events`, which are whole, and return those of them that the client is to get."""

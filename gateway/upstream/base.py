@@ -10,6 +10,7 @@ looks at all live requests calls `abort` with the error that `open` or `relay` i
 time and any number of times; if the answer was not complete, it tells the engine to stop.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -117,17 +118,15 @@ class AnswerHead:
 
 
 class Sink(Protocol):
-    """The client's side of a relay. Neither method blocks: back-pressure comes back through `EngineCall.pause`."""
+    """The client's side of a relay. Nothing blocks: back-pressure comes back through `EngineCall.pause`."""
 
     @property
-    def verbatim(self) -> bool:
-        """Whether `write_chunks` may be called: the client reads chunked framing."""
+    def write_chunks(self) -> Callable[[bytes, bool], None] | None:
+        """Sends bytes that already are complete HTTP/1.1 chunks; True if they end the body, the chunk that says so
+        included. None if the client does not read chunks."""
 
     def write(self, payload: bytes) -> None:
         """Send body bytes; of an event stream, whole events only."""
-
-    def write_chunks(self, framed: bytes) -> None:
-        """Send bytes that already are complete HTTP/1.1 chunks."""
 
 
 class LiveCall(Protocol):

@@ -44,6 +44,7 @@ class HttpCall:
         "_early_size",
         "_events",
         "_first_content",
+        "_flowing",
         "_given_up",
         "_head",
         "_head_bytes",
@@ -61,6 +62,7 @@ class HttpCall:
         "_request",
         "_sink",
         "_timeout",
+        "_write_chunks",
         "answering",
         "last_read",
     )
@@ -87,6 +89,9 @@ class HttpCall:
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._given_up: UpstreamError | None = None
         self._sink: Sink | None = None
+        self._write_chunks: Callable[[bytes, bool], None] | None = None
+        self._flowing = False
+        """A read that is made of whole chunks, the last of which ends an event, may go on as it is."""
         self._early: list[bytes] = []
         self._early_size = 0
         self._lost = False
@@ -142,6 +147,7 @@ class HttpCall:
         """
         self._request = ()
         self._sink = sink
+        self._write_chunks = sink.write_chunks
         early, self._early = self._early, []
         if self._early_size >= _EARLY_LIMIT:
             self.resume()
@@ -159,9 +165,17 @@ class HttpCall:
 
     def data_received(self, data: bytes) -> None:
         now = self._loop.time()
-        if self.answering and self._account is not None and self._account.gaps is not None:
-            self._account.gaps.observe(now - self.last_read)
+        account = self._account
+        if account is not None and self.answering:
+            account.gap(now - self.last_read)
         self.last_read = now
+        if self._flowing and whole_chunks(data) and not (account is not None and says_usage(data)):
+            self._last = data
+            if account is not None:
+                account.relayed(data)
+            assert self._write_chunks is not None
+            self._write_chunks(data, False)
+            return
         try:
             if self._head is None:
                 data = self._read_head(data)
@@ -243,21 +257,8 @@ class HttpCall:
 
     def _body(self, data: bytes, sink: Sink) -> None:
         assert self._head is not None
-        reader, events, account = self._reader, self._events, self._account
+        reader, events = self._reader, self._events
         if reader is not None:
-            if (
-                events is not None
-                and sink.verbatim
-                and reader.at_boundary
-                and not events.holding
-                and whole_chunks(data)
-                and not (account is not None and says_usage(data))
-            ):
-                self._last = data
-                if account is not None:
-                    account.relayed(data)
-                sink.write_chunks(data)
-                return
             payload = reader.feed(data)
             complete, leftover = reader.complete, bool(reader.leftover)
         elif self._head.content_length is not None:
@@ -270,18 +271,21 @@ class HttpCall:
             payload = events.feed(payload)
             if complete:
                 payload += events.rest()
-            self._events_out(payload, sink)
+            self._events_out(payload, sink, last=complete)
+            self._flowing = (
+                self._write_chunks is not None and reader is not None and reader.at_boundary and not events.holding
+            )
         elif payload:
-            if account is not None:
-                account.read_whole(payload)
+            if self._account is not None:
+                self._account.read_whole(payload)
             sink.write(payload)
         if reader is not None and reader.error is not None:
             raise reader.error
         if complete:
             self._complete(reusable=self._head.keep_alive and not leftover)
 
-    def _events_out(self, events: bytes, sink: Sink) -> None:
-        """Pass whole events on, without those that the client did not ask for."""
+    def _events_out(self, events: bytes, sink: Sink, *, last: bool = False) -> None:
+        """Pass whole events on, without those that the client did not ask for; `last`: the body ends with them."""
         account = self._account
         if events:
             self._last = events
@@ -289,7 +293,11 @@ class HttpCall:
             if says_usage(events):
                 events = account.without_usage(events)
             account.relayed(events)
-        if events:
+        if not events:
+            return
+        if last and self._write_chunks is not None:
+            self._write_chunks(b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events), True)
+        else:
             sink.write(events)
 
     def _complete(self, *, reusable: bool) -> None:

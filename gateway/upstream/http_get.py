@@ -11,7 +11,7 @@ BODY_LIMIT = 4 * 1024 * 1024
 class Collected:
     """A sink that keeps a body whole, up to `limit` bytes. `what` is the answer, for the error beyond them."""
 
-    verbatim = False
+    write_chunks = None
 
     def __init__(self, limit: int = BODY_LIMIT, what: str = "A probe was answered") -> None:
         self._pieces: list[bytes] = []
@@ -28,9 +28,6 @@ class Collected:
         if self._size > self._limit:
             raise UpstreamError(Failure.PROTOCOL, f"{self._what} with more than {self._limit} bytes.")
         self._pieces.append(payload)
-
-    def write_chunks(self, framed: bytes) -> None:
-        raise NotImplementedError
 
 
 async def get(pool: ConnectionPool, path: str, connect_timeout: float) -> tuple[int, bytes]:

@@ -24,14 +24,11 @@ SCRIPT_TEMPLATE = "{{ bos_token }}{{ messages[-1]['content'] }}"
 class Collected:
     """A sink that keeps every write."""
 
-    verbatim: bool = False
+    write_chunks: None = None
     writes: list[bytes] = field(default_factory=list)
 
     def write(self, payload: bytes) -> None:
         self.writes.append(payload)
-
-    def write_chunks(self, framed: bytes) -> None:
-        raise AssertionError("never called on a sink that is not verbatim")
 
 
 @dataclass(frozen=True)

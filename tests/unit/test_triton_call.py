@@ -62,16 +62,13 @@ class FakeRpc:
 
 
 class Sink:
-    verbatim = False
+    write_chunks = None
 
     def __init__(self) -> None:
         self.body = b""
 
     def write(self, payload: bytes) -> None:
         self.body += payload
-
-    def write_chunks(self, framed: bytes) -> None:
-        raise AssertionError
 
 
 def made(rpc: FakeRpc, *, stream: bool = True, **body: Any) -> TritonCall:

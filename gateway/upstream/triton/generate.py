@@ -185,7 +185,7 @@ class _Translator:
         "_choices", "_client", "_decoder", "_end_early", "_endpoint", "_events", "_heard", "_over", "begun",
     )  # fmt: skip
 
-    verbatim = False
+    write_chunks = None
 
     def __init__(self, choices: Choices, decoder: EventDecoder, endpoint: str, end_early: Callable[[], None]) -> None:
         self._choices = choices
@@ -220,9 +220,6 @@ class _Translator:
             self._flush()
         if choices.started and not self.begun.done():
             self.begun.set_result(None)
-
-    def write_chunks(self, framed: bytes) -> None:
-        raise NotImplementedError
 
     def finish(self) -> None:
         """The body has ended in order. Raises UpstreamError if the answer has not."""
