@@ -8,7 +8,7 @@ from rich.console import Console
 
 from headrace.bench.figures import BenchError, Figure, Measured, Plan
 
-_MODULES = {"grpc": "headrace.bench.kserve.comparison"}
+_MODULES = {"grpc": "headrace.bench.kserve.comparison", "relay": "headrace.bench.relay.comparison"}
 
 NAMES = tuple(_MODULES)
 

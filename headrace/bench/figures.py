@@ -17,6 +17,8 @@ class Figure:
     name: str
     bar: float | None = None
     """The largest value that is good enough, where there is one."""
+    at_least: bool = False
+    """`bar` is the smallest one instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Plan:
 
     figures: frozenset[str]
     quick: bool
+    hold_s: float | None = None
+    """How long held streams are held, where a bench holds some; None: as long as it thinks right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Measured:
     settings: Mapping[str, Any]
     """Sizes and counts that a repetition has to share; JSON values."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Sides that are not installed, each with what would install it."""
+    """What was not measured, each with the reason: a side that is not installed with what would install it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,9 @@ class Summary:
     @property
     def within_bar(self) -> bool | None:
         """Whether the median is good enough; None where nothing says what that is."""
-        return None if self.figure.bar is None else self.median <= self.figure.bar
+        if self.figure.bar is None:
+            return None
+        return self.median >= self.figure.bar if self.figure.at_least else self.median <= self.figure.bar
 
 
 def choose(figures: Sequence[Figure], asked: str | None) -> frozenset[str]:

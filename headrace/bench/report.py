@@ -74,7 +74,8 @@ def print_table(err: Console, result: Result, summaries: Sequence[Summary], meas
 def _bar(summary: Summary) -> Text:
     if summary.figure.bar is None:
         return Text("")
-    return Text(f"<= {_short(summary.figure.bar)}", style="green" if summary.within_bar else "red")
+    relation = ">=" if summary.figure.at_least else "<="
+    return Text(f"{relation} {_short(summary.figure.bar)}", style="green" if summary.within_bar else "red")
 
 
 def _short(number: float) -> str:

@@ -17,7 +17,14 @@ INTERRUPTED: Final = 130
 
 
 def run_bench(
-    name: str, figures: str | None, *, quick: bool, json_file: Path | None, plot_folder: Path | None, err: Console
+    name: str,
+    figures: str | None,
+    *,
+    quick: bool,
+    json_file: Path | None,
+    plot_folder: Path | None,
+    err: Console,
+    hold_s: float | None = None,
 ) -> int:
     """Run the bench, print its table to `err` and write what is wanted; return the exit status.
 
@@ -26,7 +33,7 @@ def run_bench(
     """
     bench = find_bench(name)
     asked = choose(bench.FIGURES, figures)
-    measured = asyncio.run(_measure(bench, Plan(asked, quick), err))
+    measured = asyncio.run(_measure(bench, Plan(asked, quick, hold_s), err))
     if measured is None:
         return INTERRUPTED
     summaries = summarize(bench.FIGURES, asked, measured)

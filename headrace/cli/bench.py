@@ -29,6 +29,10 @@ def bench(
         str | None,
         typer.Option("--figures", metavar="A,B", help="Measure these figures only.", show_default=False),
     ] = None,
+    hold_s: Annotated[
+        float | None,
+        typer.Option("--hold", metavar="SECONDS", min=1, help="How long held streams are held.", show_default=False),
+    ] = None,
 ) -> None:
     """Run a reproducible comparison and report its figures.
 
@@ -36,7 +40,9 @@ def bench(
     """
     err = Console(stderr=True)
     try:
-        status = run_bench(name, figures, quick=quick, json_file=json_file, plot_folder=plot_folder, err=err)
+        status = run_bench(
+            name, figures, quick=quick, json_file=json_file, plot_folder=plot_folder, err=err, hold_s=hold_s
+        )
     except (BenchError, LocalFleetError) as error:
         err.print(f"headrace bench: {error}", style="red", soft_wrap=True, markup=False, highlight=False)
         raise typer.Exit(error.exit_code if isinstance(error, LocalFleetError) else 2) from None

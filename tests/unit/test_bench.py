@@ -127,7 +127,7 @@ def test_names_of_figures_are_unique_and_name_their_unit() -> None:
         names = [figure.name for figure in find_bench(name).FIGURES]
         assert len(set(names)) == len(names)
         for figure in names:
-            assert "us" in figure.split("_") or "_vs_" in figure, figure
+            assert {"us", "kb", "vs", "held"} & set(figure.split("_")), figure
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1))

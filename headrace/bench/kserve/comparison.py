@@ -1,18 +1,18 @@
 """`headrace bench grpc` from start to end: the processes, the rounds, and the way out."""
 
-import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
 from headrace.bench.figures import Measured, Plan
 from headrace.bench.kserve.figures import FIGURES as FIGURES
 from headrace.bench.kserve.load import Load
-from headrace.bench.kserve.rounds import SETTLE_S, Rounds, Sizes
+from headrace.bench.kserve.rounds import Rounds, Sizes
 from headrace.bench.kserve.sides import ENGINE, PROXIES, Ports, address_of, engine_part, proxy_parts
+from headrace.bench.processes import unless_ended
 from headrace.bench.usage import ProcessTree
 from headrace.local.part import Part
 from headrace.local.ports import free_ports
@@ -73,22 +73,5 @@ async def compare(
             stack.push_async_callback(loads[side].close)
         trees = {side: ProcessTree(supervisor.pid(side)) for side in PROXIES}
         rounds = Rounds(sizes, loads, trees, asked)
-        await _unless_ended(supervisor, rounds.run(err))
+        await unless_ended(supervisor, rounds.run(err))
     return Measured(rounds.figures, asdict(sizes))
-
-
-async def _unless_ended(supervisor: Supervisor, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, unless a side ends meanwhile: then its log says more than the call that broke."""
-    working = asyncio.create_task(work, name="rounds")
-    ending = asyncio.create_task(supervisor.wait(), name="a side ends")
-    try:
-        done, _ = await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
-        if ending not in done and working.exception():
-            await asyncio.wait([ending], timeout=SETTLE_S)
-        if ending.done():
-            ending.result()
-        working.result()
-    finally:
-        working.cancel()
-        ending.cancel()
-        await asyncio.wait([working, ending])

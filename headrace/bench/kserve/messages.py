@@ -17,7 +17,8 @@ DECOUPLED: Final = frozenset({MODEL_OF_ROUTE[STREAM]})
 
 PROMPT_BYTES: Final = 2048
 _SENTENCE: Final = b"A headrace is the channel that feeds water to the turbines. "
-_PIECE: Final = b" turbines"
+PIECE: Final = b" turbines"
+"""The text in each message of an answer."""
 
 
 def text_request(model: str) -> bytes:
@@ -78,7 +79,7 @@ def tensors_of(model: str) -> tuple[list[tuple[str, str, list[int]]], list[tuple
 def _text_response(model: str) -> Any:
     response = service_pb2.ModelInferResponse(model_name=model, model_version="1", id="bench")
     response.outputs.add(name="text_output", datatype="BYTES", shape=[1, 1])
-    response.raw_output_contents.append(_bytes_tensor(_PIECE))
+    response.raw_output_contents.append(_bytes_tensor(PIECE))
     return response
 
 

@@ -4,11 +4,9 @@ The gateway is started as an operator would, by its command with a fleet file; s
 it. It has no Redis, since nothing on the path of a request waits for one.
 """
 
-import os
 import sys
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -16,8 +14,8 @@ import yaml
 
 from headrace.bench.kserve.load import answers
 from headrace.bench.kserve.messages import MODEL_OF_ROUTE, ONCE
+from headrace.bench.processes import environment
 from headrace.local.part import Part
-from headrace.local.parts import PACKAGE_ROOT
 from headrace.local.ports import LOOPBACK
 from headrace.local.run_dir import RunDir
 from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec
@@ -96,15 +94,9 @@ def _part(run: RunDir, name: str, command: tuple[str, ...], port: int) -> Part:
     return Part(
         name=name,
         command=command,
-        env=_environment(PACKAGE_ROOT),
+        env=environment(),
         log=run.logs / f"{name}.log",
         ready=partial(answers, address),
         address=f"grpc://{address}",
         vital=True,  # a side that ends while it is measured has no figures
     )
-
-
-def _environment(package_root: Path) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    paths = [str(package_root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**env, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}

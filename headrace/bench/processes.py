@@ -1,0 +1,44 @@
+"""What benches do with the processes they measure: their environment, and work that ends when one of them does."""
+
+import asyncio
+import os
+import resource
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
+
+from headrace.local.parts import PACKAGE_ROOT
+from headrace.local.supervisor import Supervisor
+
+_SETTLE_S: Final = 1.0
+"""How long after a failed call a side's end may show itself."""
+
+
+def environment() -> Mapping[str, str]:
+    """This process's, without settings of a gateway, and with this `headrace` to import."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**env, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}
+
+
+async def unless_ended(supervisor: Supervisor, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, unless a side ends meanwhile: then its log says more than the call that broke."""
+    working = asyncio.create_task(work, name="rounds")
+    ending = asyncio.create_task(supervisor.wait(), name="a side ends")
+    try:
+        done, _ = await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
+        if ending not in done and working.exception():
+            await asyncio.wait([ending], timeout=_SETTLE_S)
+        if ending.done():
+            ending.result()
+        working.result()
+    finally:
+        working.cancel()
+        ending.cancel()
+        await asyncio.wait([working, ending])
+
+
+def raise_file_limit() -> int:
+    """Let this process, and those it starts from now on, open as many files as the system allows; return how many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
