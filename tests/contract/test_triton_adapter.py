@@ -216,10 +216,13 @@ async def test_parameters_become_the_declared_tensors(adapt: Adapt) -> None:
     assert (await (await adapt("ensemble_whole")).inputs())["stream"] is False
 
 
-async def test_only_the_outputs_that_are_needed_are_asked_for(adapt: Adapt) -> None:
-    lean = await (await adapt("ensemble")).inputs(include_usage=False)
-    assert lean["asked"] == ["num_output_tokens", "text_output"]
-    assert "return_num_input_tokens" not in lean
+async def test_tokens_are_counted_for_a_client_that_did_not_ask(adapt: Adapt) -> None:
+    engine = await adapt("ensemble")
+    script = {"text": "abcd", "cut": 1, "prompt_tokens": 100}
+    events = await engine.events(script, include_usage=False)
+    assert events.usage is None
+    account = engine.account
+    assert (account.prompt_tokens, account.completion_tokens, account.finish_reason) == (100, 4, "stop")
 
 
 async def test_the_same_request_id_twice_is_two_ids_at_the_engine(adapt: Adapt) -> None:

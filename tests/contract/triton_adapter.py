@@ -66,13 +66,15 @@ class Events:
         return next((chunk["usage"] for chunk in self.chunks if chunk.get("usage")), None)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Adapter:
     """An engine with what its requests need."""
 
     engine: TritonEngine
     endpoint: Endpoint
     pool: Pool
+    account: Account = field(default_factory=lambda: Account(shows_usage=True))
+    """That of the last call."""
 
     async def probe(self) -> ProbeReport:
         return await self.engine.probe(self.pool)
@@ -95,9 +97,10 @@ class Adapter:
             for name, value in {"model": "route", "max_tokens": 10_000, **asked, **body}.items()
         }
         headers = (("x-request-id", "r-1"),)
+        self.account = Account(shows_usage=include_usage)
         request = EngineRequest(
             *(api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool, retention),
-            account=Account(shows_usage=include_usage),
+            account=self.account,
             connect_timeout=self.pool.timeouts.connect,
         )
         return self.engine.call(request)

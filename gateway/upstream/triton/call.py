@@ -61,6 +61,7 @@ class TritonCall:
         self.last_read = self._loop.time()
         self.answering = False
         self._request: EngineRequest | None = request
+        self._account = request.account
         self._endpoint = request.endpoint.id
         self._contract = contract
         self._codec = codec
@@ -92,10 +93,15 @@ class TritonCall:
         return await (self._open_stream() if stream else self._collect())
 
     async def relay(self, sink: Sink) -> None:
+        account = self._account
+        account.body_bytes += len(self._opening)
         sink.write(self._opening)
         self._opening = b""
         while not self._complete:
+            before = self.last_read
             if events := await self._next():
+                account.gap(self.last_read - before)
+                account.body_bytes += len(events)
                 sink.write(events)
         await self._read_to_end()
 
@@ -188,6 +194,7 @@ class TritonCall:
     def _finish(self) -> bytes:
         """The last events, of an answer that ended in order."""
         events = self._choices.finish()
+        self._choices.tell(self._account)
         self._complete = True
         return events
 

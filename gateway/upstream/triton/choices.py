@@ -17,6 +17,7 @@ shifted, mended by NVIDIA/TensorRT-LLM#13633) and makes one answer, unnumbered. 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from gateway.relay.accounting import Account
 from gateway.upstream.triton.answer import Answer, Message, Usage, read_message
 from gateway.upstream.triton.wire import Wire
 
@@ -60,11 +61,14 @@ class Choices(Protocol):
     def whole(self) -> bytes:
         """The body of a response that is not streamed, after `finish`."""
 
+    def tell(self, account: Account) -> None:
+        """Put usage and finish reason into `account`, after `finish`."""
+
 
 class OneChoice:
     """The only answer to a request."""
 
-    __slots__ = ("_answer", "_length", "_pieces", "_roles", "_wire")
+    __slots__ = ("_answer", "_length", "_pieces", "_roles", "_usage", "_wire")
 
     def __init__(self, answer: Answer, wire: Wire, roles: Mapping[str, str], *, stream: bool) -> None:
         self._answer = answer
@@ -72,6 +76,7 @@ class OneChoice:
         self._roles = roles
         self._pieces: list[str] | None = None if stream else []
         self._length = 0
+        self._usage: Usage | None = None
 
     @property
     def started(self) -> bool:
@@ -99,15 +104,19 @@ class OneChoice:
     def finish(self) -> bytes:
         text = self._answer.end()
         reason = self._answer.finish_reason
+        self._usage = self._answer.usage
         events = self._write(text) if text else b""
         if self._pieces is not None:
             return b""
-        return events + self._wire.closing(reason) + self._wire.end(self._answer.usage)
+        return events + self._wire.closing(reason) + self._wire.end(self._usage)
 
     def whole(self) -> bytes:
         answer = self._answer
         choice = self._wire.choice("".join(self._pieces or ()), answer.finish_reason, answer.due_logprobs())
-        return self._wire.whole([choice], answer.usage)
+        return self._wire.whole([choice], self._usage)
+
+    def tell(self, account: Account) -> None:
+        _tell(account, self._usage, self._answer.finish_reason)
 
     def _write(self, text: str) -> bytes:
         if self._pieces is None:
@@ -205,6 +214,9 @@ class ManyChoices:
         ]
         return self._choices[0].wire.whole(choices, self._usage())
 
+    def tell(self, account: Account) -> None:
+        _tell(account, self._usage(), self._choices[-1].answer.finish_reason)
+
     def _write(self, choice: _Choice, text: str) -> bytes:
         if not text:
             return b""
@@ -232,6 +244,12 @@ class ManyChoices:
             _sum([usage.draft_tokens for usage in usages]),
             _sum([usage.accepted_tokens for usage in usages]),
         )
+
+
+def _tell(account: Account, usage: Usage | None, finish_reason: str) -> None:
+    account.finish_reason = finish_reason
+    if usage is not None:
+        account.count(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0)
 
 
 def _sum(counts: list[int | None]) -> int | None:

@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from gateway.relay.accounting import Account
 from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, UpstreamError
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
@@ -51,7 +52,7 @@ class GenerateCall(HttpCall):
 
     __slots__ = (
         "_asked", "_attempt_id", "_canceller", "_choices", "_codec", "_contract", "_decoder", "_on_failure",
-        "_relaying", "_translator", "_vitals", "_whole", "paused",
+        "_relaying", "_told", "_translator", "_vitals", "_whole", "paused",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +69,7 @@ class GenerateCall(HttpCall):
     ) -> None:
         super().__init__(pool, (), request.connect_timeout)
         self._asked: EngineRequest | None = request
+        self._told = request.account
         self._contract = contract
         self._codec = codec
         self._attempt_id = attempt_id
@@ -97,7 +99,9 @@ class GenerateCall(HttpCall):
             self._request = ()
             if head.status != 200:
                 raise await self._refusal(head.status)
-            self._translator = _Translator(self._choices, self._decoder, self._pool.endpoint, self._end_early)
+            self._translator = _Translator(
+                self._choices, self._decoder, self._pool.endpoint, self._end_early, self._told
+            )
             if not head.events:
                 whole = Collected(ANSWER_LIMIT, "The answer came")
                 await super().relay(whole)
@@ -182,16 +186,22 @@ class _Translator:
     """
 
     __slots__ = (
-        "_choices", "_client", "_decoder", "_end_early", "_endpoint", "_events", "_heard", "_over", "begun",
+        "_account", "_choices", "_client", "_decoder", "_end_early", "_endpoint", "_events", "_heard", "_last_text",
+        "_over", "begun",
     )  # fmt: skip
 
     write_chunks = None
 
-    def __init__(self, choices: Choices, decoder: EventDecoder, endpoint: str, end_early: Callable[[], None]) -> None:
+    def __init__(
+        self, choices: Choices, decoder: EventDecoder, endpoint: str, end_early: Callable[[], None], account: Account
+    ) -> None:
         self._choices = choices
         self._decoder = decoder
         self._endpoint = endpoint
         self._end_early = end_early
+        self._account = account
+        self._last_text = 0.0
+        """Loop time of the text before."""
         self._client: Sink | None = None
         self._over = False
         self._heard = False
@@ -232,6 +242,7 @@ class _Translator:
             self._events.append(self._choices.finish())
         except _READING as error:
             raise self._failed(error) from None
+        self._choices.tell(self._account)
         self._flush()
 
     def _take(self, event: bytes) -> None:
@@ -240,6 +251,9 @@ class _Translator:
             self._heard = True
             if events := self._choices.take(message):
                 self._events.append(events)
+                before, self._last_text = self._last_text, asyncio.get_running_loop().time()
+                if before:
+                    self._account.gap(self._last_text - before)
         except _READING as error:
             raise self._failed(error) from None
 
@@ -261,7 +275,9 @@ class _Translator:
 
     def _flush(self) -> None:
         if self._client is not None and self._events:
-            self._client.write(b"".join(self._events))
+            events = b"".join(self._events)
+            self._account.body_bytes += len(events)
+            self._client.write(events)
             self._events.clear()
 
     def _failure(self, failure: Failure, what: str, code: str, status: int = 502) -> UpstreamError:

@@ -58,10 +58,10 @@ async def prepare(
         if not prompt:
             raise invalid("The prompt holds no token.", param="messages" if chat else "prompt", code="empty_prompt")
         extra = ends.fields() | retention_fields(request.retention)
-    usage = request.include_usage or not request.stream
+    usage = True  # for the gateway's own accounts, whoever else is interested
     counter: TextCounter | None = None
-    if contract.kind == "llmapi":
-        usage = usage and codec is not None
+    if contract.kind == "llmapi":  # which counts nothing: the text would have to be encoded again
+        usage = codec is not None and (request.include_usage or not request.stream)
         if usage and codec is not None:
             counter = TextCounter(codec, len(await codec.encode_prompt(text, add_special=True)))
     message = build_request(
