@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import yaml
@@ -73,7 +73,7 @@ def fleet_spec(ports: FleetPorts) -> FleetSpec:
 
 def write_fleet_file(path: Path, ports: FleetPorts) -> None:
     """Write the fleet as YAML."""
-    path.write_text(yaml.safe_dump(msgspec.to_builtins(fleet_spec(ports)), sort_keys=False, allow_unicode=True))
+    path.write_text(yaml.safe_dump(_spare(msgspec.to_builtins(fleet_spec(ports))), sort_keys=False, allow_unicode=True))
 
 
 def _triton(name: str, ports: TritonPorts) -> EndpointSpec:
@@ -83,3 +83,11 @@ def _triton(name: str, ports: TritonPorts) -> EndpointSpec:
         http=f"http://{LOOPBACK}:{ports.http}",
         metrics=f"http://{LOOPBACK}:{ports.metrics}/metrics",
     )
+
+
+def _spare(fields: Any) -> Any:
+    """`fields` without the objects that say nothing: those whose fields all have their defaults."""
+    if not isinstance(fields, dict):
+        return fields
+    spared = {name: _spare(value) for name, value in fields.items()}
+    return {name: value for name, value in spared.items() if value != {}}
