@@ -46,7 +46,7 @@ def gateway(
       HEADRACE_REDIS_URL      instead of redis.url
       HEADRACE_HTTP           instead of gateway.http
       HEADRACE_ADMIN_LISTEN   instead of gateway.admin
-      HEADRACE_GRPC           instead of gateway.grpc (reserved)
+      HEADRACE_GRPC           instead of gateway.grpc
       HEADRACE_ADMIN_TOKEN    the token the admin API asks for
       HEADRACE_LOG_LEVEL      debug, info (default), warning, error
       HEADRACE_LOG_FORMAT     text (default), json

@@ -84,7 +84,10 @@ class Slot:
         backoff = Backoff()
         while not self._stopping.is_set():
             started = time.monotonic()
-            reason = await self._run_once()
+            try:
+                reason = await self._run_once()
+            except OSError as error:  # no memory, no process, no descriptor to be had
+                reason = f"could not be started ({error})"
             if self._stopping.is_set():
                 break
             if not self.served.is_set():
@@ -99,28 +102,32 @@ class Slot:
             self.restarts += 1
 
     async def _run_once(self) -> str:
-        """Start a worker and stay with it to its end; how it ended."""
+        """Start a worker and stay with it to its end; how it ended. Raises OSError if it cannot be started."""
         ours, theirs = socket.socketpair()
-        descriptors = (theirs.fileno(), *self._start.http)
+        channel = await Channel.over(ours)
         try:
-            self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "headrace.workers.worker", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            ours.close()
-            return f"could not be started ({error})"
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "headrace.workers.worker", str(theirs.fileno())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), *self._start.http),
+                    start_new_session=True,
+                )
+            return await self._stay_with(process, channel)
         finally:
-            theirs.close()
-        self._channel = channel = await Channel.over(ours)
+            await channel.close()
+
+    async def _stay_with(self, process: Process, channel: Channel) -> str:
+        self._process, self._channel = process, channel
         try:
             channel.send(self._start)
             if self._stopping.is_set():
                 channel.send(Stop())
             reason = await self._listen(channel)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_EXIT_S):
-                    await process.wait()
+            if not reason:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_EXIT_S):
+                        await process.wait()
         finally:
             self.kill()
             code = await process.wait()
@@ -128,7 +135,6 @@ class Slot:
             last, self.report = self.report, None
             if last is not None:
                 self._ended(last)
-            await channel.close()
         return reason or f"(process {process.pid}) {how_it_ended(code)}"
 
     async def _listen(self, channel: Channel) -> str:
@@ -139,7 +145,7 @@ class Slot:
                 async with asyncio.timeout(limit):
                     message = await channel.receive()
             except TimeoutError:
-                return f"was ended after it had said nothing for {limit:.0f} s"
+                return f"(process {self.pid}) was killed: it had said nothing for {limit:g} s"
             except ChannelClosedError:
                 return ""
             if isinstance(message, Failed):

@@ -118,7 +118,7 @@ class Supervisor:
                 await asyncio.wait(self._keepers, timeout=_LAST_WORDS_S)
             for keeper in self._keepers:
                 keeper.cancel()  # whose worker is killed with it
-            await asyncio.wait(self._keepers)
+            await asyncio.gather(*self._keepers, return_exceptions=True)  # what they raise, `start` has raised
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         await self.state.stop()

@@ -86,7 +86,7 @@ def _report(gateway: Gateway) -> Report:
         redis_connected=gateway.redis_connected(),
         endpoints={
             endpoint.id: EndpointReport(
-                endpoint.phase, endpoint.state.detail, endpoint.state.in_flight, gateway.drained(endpoint)
+                endpoint.phase, endpoint.detail, endpoint.state.in_flight, gateway.drained(endpoint)
             )
             for endpoint in gateway.fleet.endpoints.values()
         },

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,13 @@ import pytest_asyncio
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.listening import bind
 from gateway.upstream.triton.raw import SERVICE
-from headrace.workers.channel import REPORT_EVERY_S
-from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec
+from headrace.workers import slot
+from headrace.workers.channel import REPORT_EVERY_S, Start
+from router.spec.documents import file_documents
+from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, RouteSpec
+from router.state.store import DocumentStore, Mark
 from tests.harness import DONE, ONE, STREAM, EngineConnection, ScriptedEngine, free_port, one_pool
 from tests.valkey import ValkeyProcess, servers_here
 
@@ -31,19 +36,25 @@ WORKERS = 2
 
 @dataclass
 class HeldEngine(ScriptedEngine):
-    """An engine whose streams go on until `let_go` is set."""
+    """An engine whose streams go on until they are let go."""
 
     script: Callable[[EngineConnection], Awaitable[None]] = field(init=False)
-    let_go: asyncio.Event = field(default_factory=asyncio.Event)
+    held: list[asyncio.Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.script = self._hold
 
     async def _hold(self, connection: EngineConnection) -> None:
+        self.held.append(let_go := asyncio.Event())
         await connection.events(ONE)
-        await self.let_go.wait()
+        await let_go.wait()
         await connection.chunk(DONE)
         await connection.end()
+
+    def let_go(self, count: int | None = None) -> None:
+        """Let the first `count` streams end, or all."""
+        for one in self.held[:count]:
+            one.set()
 
 
 class Client:
@@ -194,7 +205,6 @@ async def test_a_killed_worker_takes_only_its_own_streams_and_the_port_never_ref
     engine: HeldEngine, running: Command
 ) -> None:
     await running.until_ready()
-    engine.let_go.clear()
     connecting = asyncio.create_task(connects_forever(running.addresses.http))
     async with streams(running.url, STREAMS) as clients:
         killed, kept = running.workers
@@ -213,7 +223,7 @@ async def test_a_killed_worker_takes_only_its_own_streams_and_the_port_never_ref
             assert response.status == 200
         await running.until_ready()
         assert {worker.pid for worker in running.workers} > {kept.pid}
-        engine.let_go.set()
+        engine.let_go()
         await asyncio.wait([client.ended for client in others], timeout=5)
         assert all(client.complete for client in others)
     await asyncio.sleep(2 * REPORT_EVERY_S)
@@ -271,7 +281,6 @@ async def test_a_worker_that_hangs_holds_up_no_scrape_and_shows_in_readiness(run
 async def test_a_supervisor_that_is_killed_leaves_no_process_and_no_stream_that_looks_whole(
     engine: HeldEngine, tmp_path: Path
 ) -> None:
-    engine.let_go.clear()
     async with command(tmp_path, one_pool(engine.endpoint())) as running:
         await running.until_ready()
         async with streams(running.url, 8) as clients:
@@ -285,12 +294,12 @@ async def test_a_supervisor_that_is_killed_leaves_no_process_and_no_stream_that_
             assert not any(DONE in client.received for client in clients)
 
 
-async def test_told_to_stop_it_fails_readiness_refuses_connections_and_lets_streams_finish(
+async def test_told_to_stop_it_refuses_connections_and_lets_streams_finish_until_told_again(
     engine: HeldEngine, tmp_path: Path
 ) -> None:
-    engine.let_go.clear()
     async with command(tmp_path, one_pool(engine.endpoint())) as running:
         await running.until_ready()
+        engine.held.clear()
         async with streams(running.url, 8) as clients:
             workers = running.workers
             running.process.send_signal(signal.SIGTERM)
@@ -299,23 +308,18 @@ async def test_told_to_stop_it_fails_readiness_refuses_connections_and_lets_stre
             with pytest.raises(OSError):
                 await asyncio.wait_for(connects_forever(running.addresses.http), 5)
             assert not any(client.ended.done() for client in clients)
-            engine.let_go.set()
-            assert await running.ends() == 0
-            assert all(client.complete for client in clients)
-            assert not psutil.wait_procs(workers, 0)[1]
-
-
-async def test_told_to_stop_twice_it_ends_at_once_and_tells_the_clients(engine: HeldEngine, tmp_path: Path) -> None:
-    engine.let_go.clear()
-    async with command(tmp_path, one_pool(engine.endpoint())) as running:
-        await running.until_ready()
-        async with streams(running.url, 4) as clients:
-            running.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.3)
+            engine.let_go(5)
+            async with asyncio.timeout(5):
+                while sum(client.complete for client in clients) < 5:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert running.process.returncode is None
             running.process.send_signal(signal.SIGTERM)
             assert await running.ends() == 0
             await asyncio.wait([client.ended for client in clients], timeout=5)
-            assert all(b'"code":"gateway_stopping"' in client.received for client in clients)
+            cut = [client for client in clients if not client.complete]
+            assert len(cut) == 3
+            assert all(b'"code":"gateway_stopping"' in client.received for client in cut)
+            assert not psutil.wait_procs(workers, 0)[1]
 
 
 async def test_workers_that_cannot_listen_end_the_command_with_one_sentence(tmp_path: Path) -> None:
@@ -336,14 +340,27 @@ async def test_workers_that_cannot_listen_end_the_command_with_one_sentence(tmp_
             assert "Traceback" not in running.log.read_text()
 
 
-async def test_changes_over_the_admin_api_reach_every_worker(engine: HeldEngine, tmp_path: Path) -> None:
-    engine.let_go.set()
+async def test_the_shared_state_reaches_every_worker_and_a_replaced_one_publishes_no_file(
+    engine: HeldEngine, tmp_path: Path
+) -> None:
     async with ValkeyProcess(servers_here()[0], tmp_path) as valkey:
-        async with command(tmp_path, one_pool(engine.endpoint(), redis=valkey.url)) as running:
+        spec = one_pool(engine.endpoint(), redis=valkey.url)
+        newer = msgspec.structs.replace(spec, routes={**spec.routes, "new": RouteSpec(pool="p")})
+        async with command(tmp_path, spec) as running:
             await running.until_ready()
+            store = DocumentStore(valkey.url, spec.fleet)
+            mark = Mark(time.time_ns() // 1_000_000, "newer")
+            await store.replace_source("file", file_documents(newer, content_hash="newer"), mark)
+            await running.until(lambda state: bool(state["detail"]["file_differs"]))
+            running.workers[0].kill()
+            await running.until_ready(WORKERS - 1)
+            await running.until_ready()
+            assert ("routes", "file", "new") in (await store.load()).documents
+            await store.close()
+
             async with aiohttp.ClientSession() as session:
-                base = f"http://{running.addresses.admin}/admin/v1/endpoints"
-                async with session.post(f"{base}/engine/drain") as response:
+                drain = f"http://{running.addresses.admin}/admin/v1/endpoints/engine/drain"
+                async with session.post(drain) as response:
                     assert response.status == 200
             async with asyncio.timeout(5):
                 while '"drain":"drained"' not in await running.get("/admin/v1/endpoints"):  # noqa: ASYNC110
@@ -352,3 +369,23 @@ async def test_changes_over_the_admin_api_reach_every_worker(engine: HeldEngine,
                 async with aiohttp.ClientSession() as session:
                     async with session.post(f"{running.url}/v1/chat/completions", json=STREAM) as response:
                         assert response.status == 503
+
+
+async def test_a_worker_that_says_nothing_is_replaced(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot, "SILENT_S", 2.0)
+    with contextlib.ExitStack() as sockets:
+        http = [sockets.enter_context(one).fileno() for one in bind("http", "127.0.0.1:0")]
+        spec = one_pool(engine.endpoint())
+        start = Start(number=1, spec=spec, content_hash="h", http=http, log_level="error", log_format="text")
+        place = slot.Slot(start, lambda _: None)
+        keeping = asyncio.create_task(place.keep())
+        async with asyncio.timeout(30):
+            await place.served.wait()
+            assert place.pid is not None
+            hung = psutil.Process(place.pid)
+            hung.suspend()
+            while not (place.restarts and place.serving):  # noqa: ASYNC110 - what a process says is no event here
+                await asyncio.sleep(0.05)
+            assert not hung.is_running()
+            place.stop()
+            await keeping
