@@ -204,7 +204,7 @@ class LiveFleet:
 
     async def _probe(self, member: Member, timeout: float, limit: int) -> None:
         state = member.endpoint.state
-        before = state.phase
+        before, downs = state.phase, state.downs
         try:
             async with asyncio.timeout(timeout):
                 report = await member.engine.probe(member.pool)
@@ -219,7 +219,10 @@ class LiveFleet:
             logger.exception("probing endpoint %s", member.endpoint.id)
             health.probe_failed(state, f"probing it failed: {error}", refused=False, limit=limit)
         else:
-            self._learn(member, report)
+            if report.ready and state.downs != downs:
+                member.wake.set()  # a request has found nobody there meanwhile: what was said before counts no more
+            else:
+                self._learn(member, report)
         never_answered = state.phase == "starting" and state.failed_probes == 1
         if state.phase != before:
             self._spare_the_last(member.pool)

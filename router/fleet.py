@@ -37,6 +37,8 @@ class EndpointState:
     """Tokens in one KV block, as the engine's metrics say."""
     failed_probes: int = 0
     """Probes in a row that did not come back in time."""
+    downs: int = 0
+    """How often it turned out that there is nothing at the endpoint's address."""
     outlier: Outlier = field(default_factory=Outlier)
     """What requests have shown of it, whatever probes say."""
 

@@ -36,6 +36,7 @@ def down(state: EndpointState, detail: str) -> None:
 
     An endpoint that has never been ready goes on as `starting`: it is not a failure yet.
     """
+    state.downs += 1
     if state.phase != "starting":
         state.phase = "unhealthy"
     state.detail = detail
