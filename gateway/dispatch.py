@@ -29,6 +29,9 @@ MAX_ATTEMPTS = 3
 MAX_LOST = 1
 """How many engines a request may be lost in and still be tried elsewhere: it may be what brings them down."""
 
+REACHED_NOBODY = frozenset({Failure.CONNECT, Failure.NO_CONNECTION})
+"""Failures after which the next attempt loads the fleet no more than the first would have: they cost no retry."""
+
 _Sent = TypeVar("_Sent")
 
 logger = logging.getLogger(__name__)
@@ -115,7 +118,7 @@ async def first_willing(
             lost += error.failure is Failure.LOST_BEFORE_ANSWER
             if not error.retryable or lost > MAX_LOST or attempt is attempts[-1]:
                 raise
-            if not exchange.may_retry():
+            if error.failure not in REACHED_NOBODY and not exchange.may_retry():
                 engines.retry_refused(plan.route.name)
                 raise
             logger.info("request %s: %s Trying another endpoint.", request_id, error)

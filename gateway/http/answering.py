@@ -6,9 +6,8 @@ exchange, the engine.
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.http.client_response import NOBODY, ClientResponse, Headers
@@ -26,36 +25,66 @@ Shape = Callable[[ApiError], bytes]
 """An error in the shape of an API: the body of its answer, JSON."""
 
 
-@contextlib.contextmanager
-def answering(
-    live: LiveExchanges, metrics: Metrics, api: str | None, request_id: str, response: ClientResponse, shape: Shape
-) -> Iterator[Exchange]:
-    """A request's exchange. It is counted under `api`, or not at all if that is None."""
-    with Exchange(live, response) as exchange:
+class Answering:
+    """A request's exchange, as a context manager. It is counted under `api`, or not at all if that is None."""
+
+    __slots__ = ("_api", "_exchange", "_live", "_metrics", "_request_id", "_response", "_shape")
+
+    def __init__(
+        self,
+        live: LiveExchanges,
+        metrics: Metrics,
+        api: str | None,
+        request_id: str,
+        response: ClientResponse,
+        shape: Shape,
+    ) -> None:
+        self._live = live
+        self._metrics = metrics
+        self._api = api
+        self._request_id = request_id
+        self._response = response
+        self._shape = shape
+        self._exchange = Exchange(live, response)
+
+    def __enter__(self) -> Exchange:
+        return self._exchange.__enter__()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         try:
-            yield exchange
-        except ApiError as error:
-            refuse(response, error, shape, exchange)
-        except UpstreamError as error:
-            refuse(response, as_api_error(error), shape, exchange)
-        except asyncio.CancelledError:
+            if error is not None:
+                self._tell(error)
+            if self._api is not None:
+                self._count(self._api)
+        finally:
+            self._exchange.__exit__()
+        return isinstance(error, Exception)
+
+    def _tell(self, error: BaseException) -> None:
+        """Answer with the error, unless there is nobody left to answer."""
+        response = self._response
+        if isinstance(error, ApiError):
+            refuse(response, error, self._shape, self._exchange)
+        elif isinstance(error, UpstreamError):
+            refuse(response, as_api_error(error), self._shape, self._exchange)
+        elif isinstance(error, asyncio.CancelledError):
             response.status = CLIENT_GONE
-            raise
-        except Exception:
-            logger.exception("request %s failed", request_id)
+        elif isinstance(error, Exception):
+            logger.error("request %s failed", self._request_id, exc_info=error)
             response.close_after()
             if response.started:
                 response.abort()
             else:
-                refuse(response, _INTERNAL, shape, exchange)
-        finally:
-            if api is not None:
-                started = exchange.started
-                ttft = response.first_write - started if exchange.streamed and response.first_write else None
-                route = exchange.route or UNKNOWN_ROUTE
-                metrics.answered(api, route, response.status, live.now() - started, ttft)
-                if exchange.account is not None:
-                    metrics.accounted(api, route, exchange.account)
+                refuse(response, _INTERNAL, self._shape, self._exchange)
+
+    def _count(self, api: str) -> None:
+        exchange, response = self._exchange, self._response
+        started = exchange.started
+        ttft = response.first_write - started if exchange.streamed and response.first_write else None
+        route = exchange.route or UNKNOWN_ROUTE
+        self._metrics.answered(api, route, response.status, self._live.now() - started, ttft)
+        if exchange.account is not None:
+            self._metrics.accounted(api, route, exchange.account)
 
 
 def refuse(response: ClientResponse, error: ApiError, shape: Shape, exchange: Exchange | None = None) -> None:

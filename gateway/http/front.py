@@ -15,7 +15,7 @@ from aiohttp import web
 from gateway.dispatch import ClientRequest, OpenAnswer, open_answer, relay
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
-from gateway.http.answering import answering, refuse
+from gateway.http.answering import Answering, refuse
 from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.errors import error_body
 from gateway.http.kserve import KServeFront
@@ -75,7 +75,7 @@ class Front:
         return response
 
     async def _generate(self, api: Api, request: web.BaseRequest, request_id: str, response: ClientResponse) -> None:
-        with answering(self._live, self._metrics, api, request_id, response, error_body) as exchange:
+        with Answering(self._live, self._metrics, api, request_id, response, error_body) as exchange:
             answer = await self._open(api, request, request_id, exchange, response)
             await relay(exchange, response, answer, self._fleet)
 

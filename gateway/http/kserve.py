@@ -17,7 +17,7 @@ from aiohttp import web
 
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
-from gateway.http.answering import answering, refuse
+from gateway.http.answering import Answering, refuse
 from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.errors import as_api_error
 from gateway.http.kserve_engine import GENERATING, Kept, Sending, open_answer
@@ -154,7 +154,7 @@ class KServeFront:
         self, asked: ModelPath, request: web.BaseRequest, request_id: str, response: ClientResponse
     ) -> None:
         api = API if asked.operation in GENERATING else None
-        with answering(self._live, self._metrics, api, request_id, response, _body) as exchange:
+        with Answering(self._live, self._metrics, api, request_id, response, _body) as exchange:
             body = RequestBody(request, response, BODY_LIMIT)
             await self._relay(asked, request, request_id, body, exchange, response)
 

@@ -19,7 +19,17 @@ import pytest_asyncio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from router.spec.documents import file_documents
-from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec, Transport
+from router.spec.fleet import (
+    EndpointSpec,
+    FleetSpec,
+    GatewaySpec,
+    PoolSpec,
+    ProbeSpec,
+    RetrySpec,
+    RouteSpec,
+    TimeoutSpec,
+    Transport,
+)
 from tests.contract.triton_models_server import TritonModels, triton_models
 from tests.harness import RunningGateway, running_gateway
 
@@ -46,7 +56,7 @@ def fleet(
     model: str, *servers: TritonModels, probe: ProbeSpec | None = None, transport: Transport = "grpc"
 ) -> FleetSpec:
     """One pool behind the route `m`, an endpoint for each server: `e0`, `e1`. Probes as by default; with transport
-    `http`, endpoints have no gRPC address."""
+    `http`, endpoints have no gRPC address. Every request may be retried."""
     endpoints = [
         EndpointSpec(id=f"e{index}", grpc=server.grpc)
         if transport == "grpc"
@@ -61,7 +71,8 @@ def fleet(
         timeouts=TimeoutSpec(idle=f"{IDLE_S}s"),
         probe=probe or ProbeSpec(),
     )
-    return FleetSpec(fleet="test", pools={"p": pool}, routes={"m": RouteSpec(pool="p")})
+    gateway = GatewaySpec(retry=RetrySpec(budget="off"))
+    return FleetSpec(fleet="test", pools={"p": pool}, routes={"m": RouteSpec(pool="p")}, gateway=gateway)
 
 
 @dataclass

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from headrace.local.ask import ask
-from headrace.restarts import CEILING_S, FIRST_S, GOOD_RUN_S, Backoff
 from headrace.local.ensemble_signature import render_config
 from headrace.local.errors import LocalFleetError
 from headrace.local.fleet_file import FleetPorts, fleet_spec, write_fleet_file
@@ -25,6 +24,7 @@ from headrace.local.preflight import NEEDED_MIB, available_memory_mib, require_m
 from headrace.local.progress import PlainProgress
 from headrace.local.run_dir import KEEP_LOGS_S, RunDir, clear_dead_runs
 from headrace.local.wheels import find_wheels
+from headrace.restarts import CEILING_S, FIRST_S, GOOD_RUN_S, Backoff
 from router.spec.strict import read_fleet
 
 PORTS = FleetPorts(8000, 9090, 8001, 1, TritonPorts(2, 3, 4), TritonPorts(5, 6, 7), 8)
