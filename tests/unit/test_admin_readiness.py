@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gateway.admin.readiness import readiness
+from gateway.admin.view import Workers
 from router.fleet import FleetView, compile_view
 from router.merge import merge
 from router.spec.documents import file_documents
@@ -63,3 +64,11 @@ def test_a_lost_redis_and_another_file_degrade_but_do_not_take_the_gateway_away(
 
 def test_a_gateway_without_redis_is_not_degraded_by_that() -> None:
     assert readiness("serving", fleet(), FleetStatus(configured=False)).degraded == []
+
+
+def test_one_worker_is_enough_to_be_ready_and_fewer_than_configured_is_degraded() -> None:
+    few = readiness("serving", fleet(), CONNECTED, Workers(configured=3, serving=1))
+    assert (few.status, few.degraded) == ("ready", ["workers: 1 of 3 serve; the log says why."])
+    none = readiness("serving", fleet(), CONNECTED, Workers(configured=3, serving=0))
+    assert none.status == "not_ready" and none.reasons[0].startswith("No worker serves")
+    assert msgspec.json.decode(msgspec.json.encode(none))["detail"]["workers"] == {"configured": 3, "serving": 0}
