@@ -11,7 +11,7 @@ without anywhere else to go.
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gateway.exchange import Exchange
 from gateway.http.client_response import ClientResponse, Headers
@@ -81,10 +81,14 @@ class OpenAnswer:
 
 
 @dataclass(slots=True)
-class _AnsweredError(UpstreamError):
-    """A failure that came as an answer: if nobody else is asked, the client gets it as it is."""
+class AnsweredError(UpstreamError):
+    """A failure that came as an answer: if nobody else is asked, the client gets that as it is."""
 
-    answer: OpenAnswer | None = None
+    answer: Any = None
+
+    @classmethod
+    def of(cls, fault: UpstreamError, answer: object) -> "AnsweredError":
+        return cls(fault.failure, fault.message, fault.status, fault.code, answer)
 
 
 async def first_willing(
@@ -101,10 +105,8 @@ async def first_willing(
     `send` puts its call on the exchange. If the answer is yet to be `relayed`, the caller tells `engines` of it. Raises
     the last UpstreamError, and at once whatever else `send` raises.
     """
-    if not exchange.may_retry():
-        engines.retry_refused(plan.route.name)
-        message = "The engine did not take the request, and too many others are being tried again."
-        raise UpstreamError(Failure.BUSY, message, 503, "retry_budget_spent")
+    if exchange.failure is not None:
+        _spend_retry(exchange, exchange.failure, plan, engines)
     lost = 0
     attempts = plan.attempts[:MAX_ATTEMPTS]
     for attempt in attempts:
@@ -118,9 +120,7 @@ async def first_willing(
             lost += error.failure is Failure.LOST_BEFORE_ANSWER
             if not error.retryable or lost > MAX_LOST or attempt is attempts[-1]:
                 raise
-            if error.failure not in REACHED_NOBODY and not exchange.may_retry():
-                engines.retry_refused(plan.route.name)
-                raise
+            _spend_retry(exchange, error, plan, engines)
             logger.info("request %s: %s Trying another endpoint.", request_id, error)
         else:
             exchange.settle_retry()
@@ -129,6 +129,13 @@ async def first_willing(
                 engines.succeeded(attempt.endpoint)
             return sent
     raise AssertionError("a plan has at least one attempt")
+
+
+def _spend_retry(exchange: Exchange, failure: UpstreamError, plan: Plan, engines: Engines) -> None:
+    """Take a place in the retry budget, if going on after `failure` needs one. Raises `failure` if none is left."""
+    if failure.failure not in REACHED_NOBODY and not exchange.may_retry():
+        engines.retry_refused(plan.route.name)
+        raise failure
 
 
 async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, engines: Engines) -> OpenAnswer:
@@ -160,17 +167,16 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
             head = await call.open()
         except UpstreamError as error:
             raise blamed(error) from None
-        answer, fault = OpenAnswer(attempt, head, call), head.fault
-        if fault is not None:
-            raise _AnsweredError(fault.failure, fault.message, fault.status, fault.code, answer)
+        answer = OpenAnswer(attempt, head, call)
+        if head.fault is not None:
+            raise AnsweredError.of(head.fault, answer)
         return answer
 
     try:
         answer = await first_willing(exchange, plan, engines, request.request_id, send, relayed=True)
-    except _AnsweredError as failed:
-        assert failed.answer is not None
-        return failed.answer
-    if answer.head.status < 400:
+    except AnsweredError as failed:
+        answer = failed.answer
+    if answer.head.fault is None and answer.head.status < 400:
         engines.answered(answer.attempt)
     return answer
 

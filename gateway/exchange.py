@@ -45,7 +45,7 @@ class Exchange:
 
     __slots__ = (
         "_live", "_place", "account", "asked_timeouts", "attempt", "attempt_started", "attempts", "call", "client",
-        "ping", "pinged", "route", "started", "streamed", "timeouts",
+        "failure", "ping", "pinged", "route", "started", "streamed", "timeouts",
     )  # fmt: skip
 
     def __init__(self, live: "LiveExchanges", client: Client) -> None:
@@ -59,6 +59,8 @@ class Exchange:
         self.attempt_started = 0.0
         self.call: LiveCall | None = None
         self.attempts = 0
+        self.failure: UpstreamError | None = None
+        """Why an endpoint did not take the request that it was sent outside of dispatch."""
         self._place: RetryPlace | None = None
         self.timeouts: Timeouts | None = None
         """Those of the attempt."""

@@ -297,6 +297,7 @@ class Session:
             decided = self._elsewhere(found, shared.endpoint if taken else "", error)
             if decided is None:
                 raise
+            exchange.failure = error if taken else None
         exchange.end_attempt()
         return await self._once(decided, exchange, message, found, turn)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gateway.dispatch import MAX_ATTEMPTS, Engines, first_willing
+from gateway.dispatch import AnsweredError, Engines, first_willing
 from gateway.exchange import Exchange
 from gateway.http.errors import as_api_error
 from gateway.http.kserve_paths import ModelPath
@@ -147,7 +147,6 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
 
     Raises the last UpstreamError, or ApiError for one that cannot be tried elsewhere or for a body that ends early.
     """
-    last = plan.attempts[:MAX_ATTEMPTS][-1]
 
     async def send(attempt: Attempt, engine: Engine) -> Answer:
         assert isinstance(engine, TritonEngine)
@@ -169,14 +168,19 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
                 raise
             engines.failed(attempt.endpoint, error)
             raise as_api_error(error) from None
+        answer = Answer(attempt, head, call, body)
         fault = _fault(head.status, said, attempt, engine, sending)
         if fault is not None:
-            if attempt is not last and sending.repeatable:
-                raise fault
+            if sending.repeatable:
+                raise AnsweredError.of(fault, answer)
             engines.failed(attempt.endpoint, fault)
-        return Answer(attempt, head, call, body)
+        return answer
 
-    return await first_willing(exchange, plan, engines, sending.request_id, send)
+    try:
+        return await first_willing(exchange, plan, engines, sending.request_id, send)
+    except AnsweredError as failed:
+        answered: Answer = failed.answer
+        return answered
 
 
 def _call(exchange: Exchange, attempt: Attempt, engine: TritonEngine, sending: Sending) -> HttpUpload:

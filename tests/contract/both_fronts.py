@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec, TimeoutSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RetrySpec, RouteSpec, TimeoutSpec
 from tests.contract.grpc_front import infer, scripted, stream, text_output
 from tests.contract.triton_models_server import TritonModels, triton_models
 from tests.harness import FAST_PROBES, RunningGateway, running_gateway
@@ -46,7 +46,8 @@ def fronts_spec(models: tuple[str, ...], idle: str = "60s", **servers: TritonMod
         for model in models
     }
     routes = {model: RouteSpec(pool=model) for model in models}
-    return FleetSpec(fleet="test", pools=pools, routes=routes, gateway=GatewaySpec(grpc=":8001"))
+    gateway = GatewaySpec(grpc=":8001", retry=RetrySpec(budget="off"))
+    return FleetSpec(fleet="test", pools=pools, routes=routes, gateway=gateway)
 
 
 @contextlib.asynccontextmanager

@@ -74,12 +74,13 @@ class Sending:
 
 
 async def run(
-    sending: Sending, engines: Engines, *, budget: RetryBudget, count: int = 5, tried: bool = False
+    sending: Sending, engines: Engines, *, budget: RetryBudget, count: int = 5, failure: UpstreamError | None = None
 ) -> str | UpstreamError:
-    """What becomes of a request to a plan of `count` endpoints; `tried`: it has been sent to one before."""
+    """What becomes of a request to a plan of `count` endpoints; `failure`: of one that it was sent to before."""
     live = LiveExchanges(list, budget)
     with Exchange(live, NoClient()) as exchange:
-        if tried:
+        exchange.failure = failure
+        if failure is not None:
             exchange.begin_attempt(plan(1).attempts[0])
             exchange.end_attempt()
         try:
@@ -118,10 +119,15 @@ async def test_an_endpoint_that_was_never_sent_the_request_costs_no_retry() -> N
 
 async def test_a_request_sent_before_by_other_means_is_a_retry_from_the_start() -> None:
     engines = Engines()
-    refused = await run(Sending("never"), engines, budget=RetryBudget(0, 0), tried=True)
-    assert isinstance(refused, UpstreamError)
-    assert (refused.status, refused.code, engines.told) == (503, "retry_budget_spent", ["refused m"])
-    assert await run(Sending("answer"), Engines(), budget=RetryBudget(0, 1), tried=True) == "answer"
+    assert await run(Sending("never"), engines, budget=RetryBudget(0, 0), failure=BUSY) is BUSY
+    assert engines.told == ["refused m"]
+    assert await run(Sending("answer"), Engines(), budget=RetryBudget(0, 1), failure=BUSY) == "answer"
+
+
+async def test_going_on_after_a_connection_that_could_not_be_made_costs_no_retry() -> None:
+    unreachable = UpstreamError(Failure.CONNECT, "nobody there")
+    assert await run(Sending(unreachable, unreachable, "answer"), Engines(), budget=RetryBudget(0, 0)) == "answer"
+    assert await run(Sending("answer"), Engines(), budget=RetryBudget(0, 0), failure=unreachable) == "answer"
 
 
 @pytest.mark.parametrize("failure", [Failure.ENGINE, Failure.INTERNAL, Failure.TIMEOUT, Failure.PROTOCOL, Failure.DIED])
