@@ -78,7 +78,13 @@ class Gateway:
             size_bytes(spec.gateway.body_limit),
             exposes_routing=spec.gateway.expose_routing,
         )
-        self._grpc = GrpcFront(self._live_fleet, self._live, self._metrics, lambda: self.lifecycle == "serving")
+        self._grpc = GrpcFront(
+            self._live_fleet,
+            self._live,
+            self._metrics,
+            lambda: self.lifecycle == "serving",
+            exposes_routing=spec.gateway.expose_routing,
+        )
         self._admin_token = admin_token
         self._admin_runner: web.AppRunner | None = None
         self._client_runner: web.ServerRunner | None = None

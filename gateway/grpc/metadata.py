@@ -24,7 +24,7 @@ _REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
 class ClientMetadata:
     """The metadata of one RPC."""
 
-    __slots__ = ("_echoed", "passed", "passed_stream", "request_id", "wants_status")
+    __slots__ = ("_echoed", "_exposes_routing", "passed", "passed_stream", "request_id", "wants_status")
 
     _echoed: Metadata
     passed: Metadata
@@ -36,7 +36,9 @@ class ClientMetadata:
     wants_status: bool
     """A stream's first error is to end it, as a status."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, *, exposes_routing: bool) -> None:
+        """Without `exposes_routing`, the client is not told of endpoints."""
+        self._exposes_routing = exposes_routing
         given = {key: value for key, value in context.invocation_metadata() or () if key in _HEARD}
         if not given:  # as nearly always
             self._echoed = self.passed = self.passed_stream = ()
@@ -52,4 +54,4 @@ class ClientMetadata:
 
     def answer(self, endpoint: str) -> Metadata:
         """What comes back with the answer."""
-        return (*self._echoed, ("x-headrace-endpoint", endpoint))
+        return (*self._echoed, ("x-headrace-endpoint", endpoint)) if self._exposes_routing else self._echoed

@@ -22,8 +22,9 @@ _Sent = TypeVar("_Sent")
 class Requests:
     """The gateway, as far as requests of this front need it."""
 
-    def __init__(self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics) -> None:
+    def __init__(self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics, *, exposes_routing: bool) -> None:
         self.fleet = fleet
+        self.exposes_routing = exposes_routing
         self.live = live
         self._metrics = metrics
         self._turns = itertools.count()

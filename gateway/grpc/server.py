@@ -68,12 +68,20 @@ _NOT_SERVING = b"\x08\x02"
 class GrpcFront:
     """The server and its handlers. Start it once, stop it once."""
 
-    def __init__(self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics, serving: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        fleet: LiveFleet,
+        live: LiveExchanges,
+        metrics: Metrics,
+        serving: Callable[[], bool],
+        *,
+        exposes_routing: bool,
+    ) -> None:
         """`serving` says whether the gateway takes requests: it does not while it drains."""
         self._fleet = fleet
         self._serving = serving
         self._server: Any = None
-        requests = Requests(fleet, live, metrics)
+        requests = Requests(fleet, live, metrics, exposes_routing=exposes_routing)
         unary = Unary(requests)
         bytes_in = grpc.unary_unary_rpc_method_handler
         own = {

@@ -80,7 +80,7 @@ class Session:
 
     def __init__(self, requests: Requests, context: Any) -> None:
         self.requests = requests
-        self.metadata = ClientMetadata(context)
+        self.metadata = ClientMetadata(context, exposes_routing=requests.exposes_routing)
         self.paused_since = 0.0
         self.resumed_at = 0.0
         self.ended: asyncio.Future[Status] = asyncio.get_running_loop().create_future()

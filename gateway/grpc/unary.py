@@ -62,7 +62,7 @@ class Unary:
 
     async def infer(self, message: bytes, context: Any) -> bytes:
         """`ModelInfer`."""
-        metadata = ClientMetadata(context)
+        metadata = ClientMetadata(context, exposes_routing=self._requests.exposes_routing)
         status = INTERNAL
         with Exchange(self._requests.live, _CLIENT) as exchange:
             try:
@@ -88,7 +88,7 @@ class Unary:
         """The handler of a question about a model: any replica of the route answers it."""
 
         async def handle(message: bytes, context: Any) -> bytes:
-            metadata = ClientMetadata(context)
+            metadata = ClientMetadata(context, exposes_routing=self._requests.exposes_routing)
             with Exchange(self._requests.live, _CLIENT) as exchange:
                 try:
                     name, versioned = text_of(message, 1), bool(text_of(message, 2))
