@@ -1,7 +1,8 @@
 """CPU time and memory of a process tree, as the kernel counts them.
 
-CPU time is the time processes of the tree have run, not how busy the machine was; the kernel counts in steps of 10 ms,
-so a measured stretch should be worth a few hundred. Children that have ended are in their parent's sum.
+CPU time is the time processes of the tree have run, not how busy the machine was. It is read from each process's own
+CPU clock, in nanoseconds; of children that have ended, their parent's sum is counted, in steps of 10 ms. Where another
+process's clock cannot be read, everything comes in such steps.
 
 The peak of the resident set is the kernel's own high-water mark (`VmHWM`), which is set back first by writing 5 to
 `clear_refs`. Where that is not permitted, a thread looks every 2 ms instead and may miss the tip. Peaks of several
@@ -9,6 +10,7 @@ processes are added, as if they came at the same moment.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +41,11 @@ class ProcessTree:
         total = 0.0
         for process in self._processes():
             times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
+            total += times.children_user + times.children_system
+            try:
+                total += time.clock_gettime(_cpu_clock(process.pid))
+            except OSError:
+                total += times.user + times.system
         return total
 
     def rss_bytes(self) -> int:
@@ -82,6 +88,12 @@ class ProcessTree:
                     return
         except psutil.NoSuchProcess:
             return
+
+
+def _cpu_clock(pid: int) -> int:
+    """The clock of the CPU time of a process, as clock_getcpuclockid(3) makes it on Linux: the inverted process number
+    above three bits, of which 2 means the scheduler's own account."""
+    return ~pid << 3 | 2
 
 
 def _high_water_mark(pid: int) -> int:

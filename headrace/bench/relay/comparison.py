@@ -32,11 +32,11 @@ FULL: Final = Sizes(
 )
 QUICK: Final = Sizes(
     rounds=3,
-    cost_s=0.7,
-    latency_s=1.5,
-    latency_streams=300,
-    latency_chunks=15,
-    rss_streams=1000,
+    cost_s=0.5,
+    latency_s=1.0,
+    latency_streams=200,
+    latency_chunks=10,
+    rss_streams=500,
     held_streams=figures.HELD_STREAMS,
     hold_s=3.0,
     grpc_streams=12,
@@ -52,8 +52,8 @@ async def measure(plan: Plan, err: Console) -> Measured:
         sizes = replace(sizes, hold_s=plan.hold_s)
     asked, left_out = plan.figures, {}
     if plan.quick and asked == figures.EVERYTHING:
-        asked = figures.BARS
-        left_out["figures without a bar"] = "name them with --figures, or leave out --quick"
+        asked = figures.IN_A_MINUTE
+        left_out["figures"] = "held streams, workers and those without a bar: name them with --figures"
     with RunDir() as run:
         return await compare(asked, sizes, run, await compile_programs(run), left_out, err)
 
@@ -80,7 +80,7 @@ async def compare(
         sizes = replace(sizes, held_streams=most, rss_streams=min(sizes.rss_streams, most))
     async with contextlib.AsyncExitStack() as stack:
         sides = Started(run, programs, make_progress(err), stack)
-        await sides.start_own(asked, left_out)
+        await sides.start_own(asked)
         for name in figures.needed_peers(asked):
             if name in peers:
                 await sides.start_peer(name, left_out)

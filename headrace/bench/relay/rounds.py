@@ -24,7 +24,7 @@ from headrace.bench.relay.bare_reader import read_bare
 from headrace.bench.relay.figures import cost_name, prefix
 from headrace.bench.relay.load import Load, Report
 from headrace.bench.relay.peers import PEERS
-from headrace.bench.relay.sides import DIRECT, GATEWAY, GRPC_ENGINE, ONE_WORKER, TRITON_GRPC, TRITON_HTTP, TWO_WORKERS
+from headrace.bench.relay.sides import DIRECT, GATEWAY, GRPC_ENGINE, TRITON_GRPC, TRITON_HTTP, WORKERS
 from headrace.bench.relay.stretches import COMPLETION, GRPC_TOKENS, LATENCY, MODEL, ONE_CHUNK, STREAM, Stretch, held
 from headrace.bench.usage import ProcessTree
 
@@ -95,7 +95,7 @@ class Rounds:
             await self._repeat("Triton over gRPC", [GATEWAY], COMPLETION, self._triton_grpc, err)
             self._note_ratios(figures.TRITON_GRPC)
         if figures.wants(figures.WORKERS, self._asked):
-            await self._repeat("workers", [ONE_WORKER, TWO_WORKERS], STREAM, self._workers, err)
+            await self._repeat("workers", list(WORKERS), STREAM, self._workers, err)
             self._note_ratios(figures.WORKERS)
         if any(figure.name in self._asked for figure in figures.HELD_FIGURES):
             err.print(Text(f"holding {self._sizes.held_streams} streams for {self._sizes.hold_s:.0f} s", style="dim"))

@@ -6,7 +6,6 @@ it. It has no Redis, since nothing on the path of a request waits for one.
 
 import asyncio
 import contextlib
-import inspect
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,6 @@ from headrace.bench.kserve.load import answers as grpc_answers
 from headrace.bench.processes import environment
 from headrace.bench.relay.programs import Programs
 from headrace.bench.relay.stretches import GRPC_TOKENS, MODEL, Stretch, make_request
-from headrace.cli.gateway import gateway
 from headrace.local.part import Part
 from headrace.local.ports import LOOPBACK, free_ports
 from headrace.local.probe import Probe, http_probe
@@ -33,6 +31,7 @@ DIRECT: Final = "direct"
 ENGINE: Final = "engine"
 GRPC_ENGINE: Final = "grpc_engine"
 ONE_WORKER, TWO_WORKERS = "one_worker", "two_workers"
+WORKERS: Final = {ONE_WORKER: 1, TWO_WORKERS: 2}
 """Gateways told how many workers to have."""
 TRITON_HTTP: Final = "bench-triton-http"
 TRITON_GRPC: Final = "bench-triton-grpc"
@@ -78,11 +77,6 @@ def gateway_part(
     command = (sys.executable, "-m", "headrace", "gateway", "--config", str(fleet_file), *options)
     routes = [MODEL, TRITON_HTTP, *([TRITON_GRPC] if grpc_engine else [])]
     return make_part(run, name, command, port, answers(port, *routes))
-
-
-def takes_workers() -> bool:
-    """Whether this gateway can be told how many workers to have."""
-    return "workers" in inspect.signature(gateway).parameters
 
 
 def fleet_spec(engines: Engines, port: int, admin: int, *, grpc_engine: bool) -> FleetSpec:

@@ -5,7 +5,6 @@ because a peer that fails is only left out.
 """
 
 from contextlib import AsyncExitStack
-from typing import Final
 
 from headrace.bench.relay import figures
 from headrace.bench.relay.peers import PEERS, Place, peer_part
@@ -16,13 +15,11 @@ from headrace.bench.relay.sides import (
     ENGINE,
     GATEWAY,
     GRPC_ENGINE,
-    ONE_WORKER,
-    TWO_WORKERS,
+    WORKERS,
     Engines,
     engine_part,
     gateway_part,
     grpc_engine_part,
-    takes_workers,
 )
 from headrace.bench.usage import ProcessTree
 from headrace.local.errors import LocalFleetError
@@ -30,8 +27,6 @@ from headrace.local.ports import free_ports
 from headrace.local.progress import PlainProgress, TerminalProgress
 from headrace.local.run_dir import RunDir
 from headrace.local.supervisor import Supervisor
-
-_WORKERS: Final = {ONE_WORKER: 1, TWO_WORKERS: 2}
 
 
 class Started:
@@ -49,7 +44,7 @@ class Started:
         self.sides: dict[str, Side] = {}
         stack.callback(progress.close)
 
-    async def start_own(self, asked: frozenset[str], left_out: dict[str, str]) -> None:
+    async def start_own(self, asked: frozenset[str]) -> None:
         """Start the engines and the gateways that the figures need.
 
         Raises:
@@ -58,22 +53,20 @@ class Started:
         run, engines = self._run, self._engines
         grpc_engine = figures.wants(figures.TRITON_GRPC, asked)
         self.supervisor = await self._stack.enter_async_context(Supervisor(self.progress))
-        await self.supervisor.start([engine_part(run, self._programs, engines)])
+        await self.supervisor.start(
+            [engine_part(run, self._programs, engines), *([grpc_engine_part(run, engines)] if grpc_engine else [])]
+        )
         self._add(DIRECT, engines.http, self.supervisor.pid(ENGINE))
         if grpc_engine:
-            await self.supervisor.start([grpc_engine_part(run, engines)])
             self._add(GRPC_ENGINE, engines.grpc, self.supervisor.pid(GRPC_ENGINE))
-        port = self._port()
-        await self.supervisor.start([gateway_part(run, GATEWAY, engines, port, grpc_engine=grpc_engine)])
-        self._add(GATEWAY, port, self.supervisor.pid(GATEWAY))
-        if not figures.wants(figures.WORKERS, asked):
-            return
-        if not takes_workers():
-            left_out[figures.WORKERS.ratio.name] = "this gateway has no --workers"
-            return
-        for name, count in _WORKERS.items():
-            port = self._port()
-            await self.supervisor.start([gateway_part(run, name, engines, port, grpc_engine=False, workers=count)])
+        ports = {GATEWAY: self._port()}
+        gateways = [gateway_part(run, GATEWAY, engines, ports[GATEWAY], grpc_engine=grpc_engine)]
+        if figures.wants(figures.WORKERS, asked):
+            for name, count in WORKERS.items():
+                ports[name] = self._port()
+                gateways.append(gateway_part(run, name, engines, ports[name], grpc_engine=False, workers=count))
+        await self.supervisor.start(gateways)
+        for name, port in ports.items():
             self._add(name, port, self.supervisor.pid(name))
 
     async def start_peer(self, name: str, left_out: dict[str, str]) -> None:
