@@ -5,7 +5,8 @@ read in two ways (conflicting lengths, folded headers, bare line feeds) is refus
 """
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 HEAD_LIMIT = 64 * 1024
 """Bytes of a response head that are read before the engine is given up."""
@@ -16,6 +17,8 @@ _STATUS_LINE = re.compile(rb"^HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?$")
 _LENGTH = re.compile(r"^[0-9]{1,18}\Z")
 _VALUE_NEVER = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _HEADER_NAME = re.compile(rb"^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$")
+_WHOLE_SIZE = re.compile(rb"([1-9A-Fa-f][0-9A-Fa-f]{0,7})\r\n")
+"""Size line of a chunk that is not the last, written as nearly all are."""
 _CHUNK_SIZE = re.compile(rb"^([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?$")
 
 
@@ -23,8 +26,7 @@ class FramingError(Exception):
     """The engine's bytes are not HTTP/1.1, or could be read in two ways."""
 
 
-@dataclass(slots=True, frozen=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True):
     """A response's status and headers (names in lower case), and how its body ends."""
 
     status: int
@@ -33,16 +35,15 @@ class ResponseHead:
     content_length: int | None
     """None: chunked, or until the connection closes."""
     keep_alive: bool
-
-    @property
-    def events(self) -> bool:
-        """Whether the body is a stream of server-sent events that can be read as such."""
-        kind = (self.header("content-type") or "").lower()
-        return kind.startswith("text/event-stream") and self.header("content-encoding") in (None, "identity")
+    events: bool
+    """The body is a stream of server-sent events that can be read as such."""
 
     def header(self, name: str) -> str | None:
         """The first value of header `name` (lower case)."""
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
 
 def parse_head(data: bytes) -> ResponseHead:
@@ -51,11 +52,18 @@ def parse_head(data: bytes) -> ResponseHead:
     status_line = _STATUS_LINE.match(lines[0])
     if status_line is None:
         raise FramingError(f"not an HTTP/1.1 status line: {lines[0][:80]!r}")
-    headers = tuple(_header(line) for line in lines[1:])
+    headers = tuple([_header(line) for line in lines[1:]])
     status = int(status_line[2])
-    lengths = set(_list_values(headers, "content-length"))
-    codings = [coding.lower() for coding in _list_values(headers, "transfer-encoding")]
-    connection = {option.lower() for option in _list_values(headers, "connection")}
+    framing: dict[str, list[str]] = {"content-length": [], "transfer-encoding": [], "connection": []}
+    kind, coding = "", "identity"
+    for name, value in reversed(headers):
+        if name in framing:
+            framing[name] += [member.strip().lower() for member in value.split(",")]
+        elif name == "content-type":
+            kind = value
+        elif name == "content-encoding":
+            coding = value
+    lengths, codings, connection = set(framing["content-length"]), framing["transfer-encoding"], framing["connection"]
     if codings not in ([], ["chunked"]):
         raise FramingError(f"transfer coding {', '.join(codings)!r} was not asked for")
     chunked = bool(codings)
@@ -68,12 +76,8 @@ def parse_head(data: bytes) -> ResponseHead:
         chunked, length = False, 0
     version_keeps = status_line[1] == b"1" and "close" not in connection
     keep_alive = (version_keeps or "keep-alive" in connection) and (chunked or length is not None)
-    return ResponseHead(status, headers, chunked, length, keep_alive)
-
-
-def _list_values(headers: tuple[tuple[str, str], ...], name: str) -> list[str]:
-    """The members of a header that holds a comma-separated list, over all its lines."""
-    return [member.strip() for key, value in headers if key == name for member in value.split(",")]
+    events = coding == "identity" and kind[:17].lower() == "text/event-stream"
+    return ResponseHead(status, headers, chunked, length, keep_alive, events)
 
 
 def _header(line: bytes) -> tuple[str, str]:
@@ -124,6 +128,15 @@ class ChunkedReader:
                 self._remaining -= len(piece)
                 self._needs_line_end = not self._remaining
                 continue
+            if not (self._line or self._needs_line_end or self._in_trailer):
+                chunk = _WHOLE_SIZE.match(data, position)
+                if chunk is not None:  # the usual chunk, all of it in this read
+                    start = chunk.end()
+                    stop = start + int(chunk[1], 16)
+                    if data[stop : stop + 2] == b"\r\n":
+                        pieces.append(data[start:stop])
+                        position = stop + 2
+                        continue
             line_end = data.find(b"\n", position)
             if line_end < 0:
                 self._line += data[position:]

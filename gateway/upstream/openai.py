@@ -25,8 +25,13 @@ from gateway.upstream.http_connection import ConnectionPool
 from gateway.upstream.http_get import get
 from gateway.upstream.refusals import LOOKED_AT_BYTES, is_busy, is_clients_fault
 from router.fleet import Endpoint, Pool
+from router.prompt import Api
 
-PATHS = {"chat.completions": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
+PATHS: dict[Api, str] = {
+    "chat.completions": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+}
 PASSED_HEADERS = frozenset({"retry-after", "content-encoding"})
 """What of an engine's response headers the client gets, besides the content type. No coding is asked for, but some
 engines send one all the same."""
@@ -55,10 +60,22 @@ class OpenAIEngine:
         """The view holds no endpoint of this protocol without `http`."""
         assert endpoint.spec.http is not None
         self._pool = ConnectionPool(endpoint.id, endpoint.spec.http)
+        self._starts = {api: self._start(path) for api, path in PATHS.items()}
         self._model = msgspec.Raw(msgspec.json.encode(pool.spec.model))
         self._models: tuple[msgspec.Raw, ...] = ()
         self._models_read = float("-inf")
         self._llama_cpp = False
+
+    def _start(self, path: str) -> bytes:
+        """What the head of every request to `path` begins with."""
+        lines = (
+            f"POST {self._pool.path}{path} HTTP/1.1",
+            f"host: {self._pool.host_header}",
+            "content-type: application/json",
+            "accept-encoding: identity",
+            "",
+        )
+        return "\r\n".join(lines).encode("latin-1")
 
     def call(self, request: EngineRequest) -> "OpenAICall":
         fields = {**request.body, "model": self._model}
@@ -68,10 +85,8 @@ class OpenAIEngine:
         if asks_progress:
             fields["return_progress"] = _TRUE
         body = msgspec.json.encode(fields)
-        lines = [f"POST {self._pool.path}{PATHS[request.api]} HTTP/1.1", f"host: {self._pool.host_header}"]
-        lines += [f"{name}: {value}" for name, value in request.headers]
-        lines += ["content-type: application/json", "accept-encoding: identity", f"content-length: {len(body)}", "", ""]
-        head = "\r\n".join(lines).encode("latin-1")
+        given = "".join([f"{name}: {value}\r\n" for name, value in request.headers]).encode("latin-1")
+        head = b"%b%bcontent-length: %d\r\n\r\n" % (self._starts[request.api], given, len(body))
         preamble = _is_progress if asks_progress else None
         return OpenAICall(
             self._pool, (head, body), request.connect_timeout, preamble, request.account, holds_head=request.stream
