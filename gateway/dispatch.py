@@ -102,8 +102,8 @@ async def first_willing(
 ) -> _Sent:
     """What `send` returns for the first endpoint of `plan` for which it does not raise.
 
-    `send` puts its call on the exchange. If the answer is yet to be `relayed`, the caller tells `engines` of it. Raises
-    the last UpstreamError, and at once whatever else `send` raises.
+    `send` puts its call on the exchange. If the answer is yet to be `relayed`, it is for the caller to tell `engines`
+    that the endpoint has answered. Raises the last UpstreamError, and at once whatever else `send` raises.
     """
     if exchange.failure is not None:
         _spend_retry(exchange, exchange.failure, plan, engines)

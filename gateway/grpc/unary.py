@@ -148,7 +148,8 @@ class Unary:
             exchange.call = call = UnaryCall(raw, rpc, versioned=versioned, request_id=id_)
             return call.response()
 
-        return first_willing(exchange, decided, requests.fleet, metadata.request_id, send)
+        only_asks = method != "ModelInfer"  # an answer to a question does not show that the model runs
+        return first_willing(exchange, decided, requests.fleet, metadata.request_id, send, relayed=only_asks)
 
 
 def _place(context: Any, metadata: ClientMetadata, exchange: Exchange) -> None:

@@ -207,6 +207,8 @@ class KServeFront:
                 response.abort()
         else:
             response.finish()
+            if head.status < 400 and asked.operation in GENERATING:
+                self._fleet.succeeded(endpoint)
 
 
 async def _read_ahead(body: RequestBody) -> bytes:

@@ -177,10 +177,12 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
         return answer
 
     try:
-        return await first_willing(exchange, plan, engines, sending.request_id, send)
+        answer = await first_willing(exchange, plan, engines, sending.request_id, send, relayed=True)
     except AnsweredError as failed:
-        answered: Answer = failed.answer
-        return answered
+        answer = failed.answer
+    if answer.head.status < 400 and sending.path.operation in GENERATING:
+        engines.answered(answer.attempt)
+    return answer
 
 
 def _call(exchange: Exchange, attempt: Attempt, engine: TritonEngine, sending: Sending) -> HttpUpload:
