@@ -156,18 +156,11 @@ class FleetCollector(Collector):
         phase = GaugeMetricFamily(
             "headrace_endpoint_phase", "1 for the phase an endpoint is in.", labels=("endpoint", "pool", "phase")
         )
-        ejected = GaugeMetricFamily(
-            "headrace_endpoint_ejected",
-            "1 for an endpoint that is ejected or on trial because requests failed there.",
-            labels=("endpoint", "pool"),
-        )
         for endpoint in self._view().endpoints.values():
-            ejected.add_metric([endpoint.id, endpoint.pool], endpoint.state.outlier.ejected)
             in_flight.add_metric([endpoint.id, endpoint.pool], endpoint.state.in_flight)
             phase.add_metric([endpoint.id, endpoint.pool, endpoint.phase], 1)
         yield in_flight
         yield phase
-        yield ejected
         connected = self._redis_connected()
         if connected is not None:
             redis = GaugeMetricFamily("headrace_redis_connected", "Whether the shared state is followed.")

@@ -145,7 +145,7 @@ class TestEjection:
                     assert (await ask(client, running, next(salts)))[0] in (200, 500)
                 assert a.phase == "unhealthy"
                 assert "3 failed requests in a row, the last: Engine a answered 500." in a.detail
-                assert counted(running, "headrace_endpoint_ejected", endpoint="a", pool="p") == 1
+                assert counted(running, "headrace_endpoint_phase", endpoint="a", pool="p", phase="unhealthy") == 1
                 assert counted(running, "headrace_ejections_total", endpoint="a") == 1
                 assert counted(running, "headrace_upstream_failures_total", endpoint="a", failure="internal") == 3
                 assert {await ask(client, running, next(salts)) for _ in range(20)} == {(200, ONE + DONE)}
@@ -159,7 +159,7 @@ class TestEjection:
                 assert len(bad.requests) == 4
                 go_on.set()
                 assert {await task for task in many} == {(200, ONE + DONE)}
-                assert counted(running, "headrace_endpoint_ejected", endpoint="a", pool="p") == 0
+                assert a.detail == "ready"
                 await asyncio.gather(*(ask(client, running, next(salts)) for _ in range(20)))
                 assert len(bad.requests) > 5
 
