@@ -1,8 +1,9 @@
 """The other sides: proxies and gateways that may be installed, each set up to do the same work as headrace.
 
 nginx and HAProxy only pass bytes on, with one worker or thread: they are the yardstick. The gateways route by prompt
-(`cache_aware`) where they can, and keep their defaults otherwise. `make bench-peers` installs them into `.bench/`, a
-folder each; nginx and HAProxy are taken from the system where it has them. What is not there is left out.
+(`cache_aware`) where they can, with no cap on requests at once, and keep their defaults otherwise. `make bench-peers`
+installs them into `.bench/`, a folder each; nginx and HAProxy are taken from the system where it has them. What is not
+there is left out.
 """
 
 import os
@@ -113,6 +114,7 @@ defaults
   timeout client 300s
   timeout server 300s
   http-reuse always
+  option http-no-delay
 frontend clients
   bind {listen} backlog 16384
   default_backend engine
@@ -148,6 +150,7 @@ def _rust_gateway(*more: str) -> Callable[[Place], tuple[str, ...]]:
         return (
             *more,
             *("--host", LOOPBACK, "--port", str(place.port), "--worker-urls", place.engine_url),
+            *("--max-concurrent-requests", "-1"),
             *("--policy", "cache_aware", "--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics)),
         )
 

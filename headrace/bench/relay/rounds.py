@@ -2,7 +2,7 @@
 
 Within a round every stretch of load is put to one side after the other before the next stretch begins, starting with
 another side each round. Memory comes first, because its growth is counted from what a side held before it ever had many
-streams. A peer that answers wrongly is dropped with what it answered; the
+streams. A peer that answers wrongly is left out of that stretch, with what it answered; the
 gateway that does so ends the bench.
 """
 
@@ -64,17 +64,21 @@ class Side:
 
 
 class Rounds:
-    """One comparison: give it the sides, let it run, read `figures` and `left_out`."""
+    """One comparison: give it the sides, let it run, read `figures`."""
 
     def __init__(
         self, sizes: Sizes, load: Load, sides: Mapping[str, Side], asked: frozenset[str], left_out: dict[str, str]
     ) -> None:
-        """`sides` has what the figures asked for need, DIRECT for the engine itself; `left_out` what is not there."""
+        """`sides` has what the figures asked for need, DIRECT for the engine itself; `left_out` gets wrong answers."""
         self._sizes = sizes
         self._load = load
         self._sides = sides
         self._asked = asked
-        self.left_out = left_out
+        self._left_out = left_out
+        self._stretch = ""
+        """The one that runs."""
+        self._dropped: set[str] = set()
+        """Peers that answered wrongly in it."""
         self.figures: defaultdict[str, list[float]] = defaultdict(list)
         """For each figure one number per round."""
 
@@ -112,13 +116,15 @@ class Rounds:
     ) -> None:
         """Put `work` to the sides that are there, in all rounds, after a little of the same that is not counted."""
         there = [side for side in sides if side in self._sides]
+        self._stretch = what
+        self._dropped.clear()
         for side in there:
             for model in (MODEL, *models):
                 short = replace(warm_up, gap_us=min(warm_up.gap_us, 1000))
                 await self._put(side, short, seconds=WARM_UP_S, model=model)
         for number in range(self._sizes.rounds if there else 0):
             err.print(Text(f"{what}: round {number + 1} of {self._sizes.rounds}", style="dim"))
-            left = [side for side in there if side not in self.left_out]
+            left = [side for side in there if side not in self._dropped]
             first = number % max(len(left), 1)
             await work([*left[first:], *left[:first]])
 
@@ -202,15 +208,16 @@ class Rounds:
             for side in order:
                 tree = self._sides[side].tree
                 before.setdefault(side, tree.rss_bytes())
-                rss = await self._rss_when_open(side, count)
+                streams = _bearable(side, count)
+                rss = await self._rss_when_open(side, streams)
                 if rss is not None:
-                    self._note(prefix(side) + figures.RSS, (rss - before[side]) / count / _KB)
+                    self._note(prefix(side) + figures.RSS, (rss - before[side]) / streams / _KB)
 
         await self._repeat("memory", sides, ONE_CHUNK, memory, err)
 
     async def _rss_when_open(self, side: str, count: int) -> int | None:
         """Memory of a side with `count` held streams, in bytes."""
-        ramp_s = count / _OPENED_PER_S
+        ramp_s = count / _bearable(side, _OPENED_PER_S)
         seen: list[int] = []
 
         async def look() -> None:
@@ -243,7 +250,7 @@ class Rounds:
         self._note(figures.HELD, report.streams if rss else report.most_open)
         self._note(figures.HELD_LOST, report.errors)
         if report.errors:
-            self.left_out["held streams that were lost"] = report.first_error
+            self._left_out["held streams that were lost"] = report.first_error
         if rss:
             self._note(figures.HELD_GROWTH, max(rss) / rss[0])
             self._note(figures.HELD_CPU, (cpu[-1] - cpu[0]) * _US / (count * hold_s))
@@ -261,10 +268,10 @@ class Rounds:
         when_open: Callable[[], Awaitable[None]] | None = None,
     ) -> Report | None:
         """Put load on a side and see that every answer was right; None if it was not, for a peer."""
-        if side in self.left_out:
+        if side in self._dropped:
             return None
-        if side in PEERS and PEERS[side].slow and streams is None:
-            stretch = replace(stretch, connections=max(1, stretch.connections // 10))
+        if streams is None:
+            stretch = replace(stretch, connections=_bearable(side, stretch.connections))
         report = await self._load.run(
             self._sides[side].port,
             stretch,
@@ -285,7 +292,13 @@ class Rounds:
     def _drop(self, side: str, why: str) -> None:
         if side not in PEERS:
             raise BenchError(f"{side}: {why}")
-        self.left_out[side] = why
+        self._dropped.add(side)
+        self._left_out[f"{side} in {self._stretch}"] = why
 
     def _note(self, figure: str, number: float) -> None:
         self.figures[figure].append(number)
+
+
+def _bearable(side: str, count: int) -> int:
+    """How many of `count` streams a side is given."""
+    return max(1, count // 10) if side in PEERS and PEERS[side].slow else count
