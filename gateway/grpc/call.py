@@ -11,10 +11,14 @@ from typing import Any
 
 import grpc
 
-from gateway.upstream.base import Failure, UpstreamError
+from gateway.upstream.base import REQUEST_CLOSED, Failure, UpstreamError
 from gateway.upstream.triton.raw import RawTriton
 
-CLOSED = UpstreamError(Failure.DIED, "The request was closed.", 499, "request_closed")
+
+def closed() -> UpstreamError:
+    """The error of a request that nobody waits for any more. One for each: what is raised again and again gathers
+    tracebacks, and keeps all that they refer to."""
+    return UpstreamError(Failure.DIED, "The request was closed.", 499, REQUEST_CLOSED)
 
 
 class RawCall:
@@ -37,7 +41,7 @@ class RawCall:
             self._raw.cancel(self._rpc, self.request_id)
 
     def close(self) -> None:
-        self.abort(CLOSED)
+        self.abort(closed())
 
     def _failed(self, error: grpc.aio.AioRpcError) -> UpstreamError:
         return self._error or self._raw.judged(error, received=self.answering, versioned=self._versioned)

@@ -18,7 +18,7 @@ import grpc
 
 from gateway.exchange import Exchange
 from gateway.grpc import wire
-from gateway.grpc.call import CLOSED, StreamCall
+from gateway.grpc.call import StreamCall, closed
 from gateway.grpc.stream_errors import ended_early, raise_if_retryable, reported
 from gateway.grpc.turns import Turn
 from gateway.upstream.base import Failure, UpstreamError
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from gateway.grpc.stream import Session
 
 
-NOT_SENT = UpstreamError(Failure.BUSY, "The stream to the engine had ended.", 503, "engine_gone")
+class NotSentError(UpstreamError):
+    """A request was not sent, because the stream to the engine had ended."""
+
+    def __init__(self) -> None:
+        super().__init__(Failure.BUSY, "The stream to the engine had ended.", 503, "engine_gone")
 
 
 class _Pending:
@@ -55,7 +59,7 @@ class _Pending:
             self._shared.fail(error)
 
     def close(self) -> None:
-        self.abort(CLOSED)
+        self.abort(closed())
 
 
 class SharedStream:
@@ -83,7 +87,7 @@ class SharedStream:
     async def ask(self, exchange: Exchange, message: bytes, found: Inference, turn: Turn) -> float:
         """Answer a request. Returns the loop time of its answer.
 
-        Raises UpstreamError (NOT_SENT itself if the request was never sent), ClientGoneError, ApiError.
+        Raises UpstreamError (NotSentError if the request was never sent), ClientGoneError, ApiError.
         """
         pending = _Pending(exchange, found, turn, self)
         decided, self._plan = self._plan, None
@@ -99,7 +103,7 @@ class SharedStream:
                 self._pending.append(pending)
                 self._reader = asyncio.create_task(self._read(first), name="shared stream")
             elif self.broken:
-                raise NOT_SENT
+                raise NotSentError
             else:
                 self._pending.append(pending)
                 if len(self._pending) == 1:
@@ -117,7 +121,7 @@ class SharedStream:
 
     def cancel(self) -> None:
         """Give it up because the client has left."""
-        self.fail(CLOSED)
+        self.fail(closed())
 
     def finish(self) -> None:
         """End the stream in order: nobody asks any more."""
@@ -168,7 +172,7 @@ class SharedStream:
         except UpstreamError as failure:
             error = failure
         except Exception as failure:  # ClientGoneError: what is left is to stop the engine
-            self.fail(CLOSED)
+            self.fail(closed())
             self._end(failure)
             return
         if self._pending:

@@ -32,7 +32,7 @@ from gateway.grpc import wire
 from gateway.grpc.call import StreamCall, UnaryCall, WatchedCall
 from gateway.grpc.metadata import ClientMetadata
 from gateway.grpc.requests import Requests
-from gateway.grpc.shared import NOT_SENT, SharedStream
+from gateway.grpc.shared import NotSentError, SharedStream
 from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
 from gateway.grpc.stream_errors import ClientGoneError, ReportedError, raise_if_retryable, refused_before_the_model
 from gateway.grpc.turns import Turn
@@ -291,7 +291,7 @@ class Session:
         try:
             return await shared.ask(exchange, message, found, turn)
         except UpstreamError as error:
-            taken = error is not NOT_SENT
+            taken = not isinstance(error, NotSentError)
             if taken and (found.sequence or not error.retryable):
                 raise
             decided = self._elsewhere(found, shared.endpoint if taken else "", error)
