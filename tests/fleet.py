@@ -13,7 +13,7 @@ from headrace.local import fleet_file
 from headrace.local.fleet_file import TRITON_POOL, FleetPorts
 from headrace.local.llm import CHAT_TEMPLATE
 from headrace.local.parts import TritonPorts
-from router.spec.fleet import FleetSpec, RouteSpec
+from router.spec.fleet import FleetSpec, RetrySpec, RouteSpec
 from tests.engines import Llama, Triton, Valkey
 from tests.harness import RunningGateway
 
@@ -56,7 +56,7 @@ class Fleet:
 
 
 def fleet_spec(triton_a: Triton, triton_b: Triton, llama: Llama, valkey: Valkey) -> FleetSpec:
-    """The embedded fleet, and a route without a fallback."""
+    """The embedded fleet, and a route without a fallback. Every request may be retried."""
     ports = FleetPorts(
         http=0,
         admin=0,
@@ -74,6 +74,7 @@ def fleet_spec(triton_a: Triton, triton_b: Triton, llama: Llama, valkey: Valkey)
         spec,
         pools={**spec.pools, TRITON_POOL: structs.replace(triton, chat_template=template)},
         routes={**spec.routes, "smollm2-triton-only": RouteSpec(pool=TRITON_POOL)},
+        gateway=structs.replace(spec.gateway, retry=RetrySpec(budget="off")),
     )
 
 
