@@ -130,6 +130,15 @@ def test_names_of_figures_are_unique_and_name_their_unit() -> None:
             assert {"us", "kb", "vs", "held"} & set(figure.split("_")), figure
 
 
+def test_a_bar_may_be_the_least_that_is_enough() -> None:
+    held = Figure("held_streams", bar=10, at_least=True)
+    within = {
+        number: summarize([held], {held.name}, Measured({held.name: [number]}, {}))[0].within_bar
+        for number in (9, 10, 11)
+    }
+    assert within == {9: False, 10: True, 11: True}
+
+
 @given(st.lists(st.floats(0, 1e9), min_size=1))
 def test_a_median_lies_within_its_spread(numbers: list[float]) -> None:
     (summary,) = summarize(FIGURES[:1], {"us_per_call"}, Measured({"us_per_call": numbers}, {}))

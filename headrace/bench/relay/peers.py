@@ -150,7 +150,6 @@ def _rust_gateway(*more: str) -> Callable[[Place], tuple[str, ...]]:
         return (
             *more,
             *("--host", LOOPBACK, "--port", str(place.port), "--worker-urls", place.engine_url),
-            *("--max-concurrent-requests", "-1"),
             *("--policy", "cache_aware", "--prometheus-host", LOOPBACK, "--prometheus-port", str(metrics)),
         )
 
@@ -178,14 +177,12 @@ def _write(place: Place, name: str, text: str) -> str:
 _DEBIAN_LIBRARIES: Final = (
     ("LD_LIBRARY_PATH", str(BENCH_FOLDER / "debian" / "usr" / "lib" / f"{os.uname().machine}-linux-gnu")),
 )
+_LEAN: Final = ("--log-level", "warn", "--history-backend", "none", "--max-concurrent-requests", "-1")
 PEERS: Final = {
     NGINX: Peer(_from_debian("nginx"), _nginx, env=_DEBIAN_LIBRARIES),
     HAPROXY: Peer(_from_debian("haproxy"), _haproxy, env=_DEBIAN_LIBRARIES),
-    SMG: Peer(_from_venv("smg", "smg"), _rust_gateway("launch", "--log-level", "warn", "--history-backend", "none")),
-    SGLANG_ROUTER: Peer(
-        _from_venv("sglang-router", "sglang-router"),
-        _rust_gateway("launch", "--log-level", "warn", "--history-backend", "none"),
-    ),
+    SMG: Peer(_from_venv("smg", "smg"), _rust_gateway("launch", *_LEAN)),
+    SGLANG_ROUTER: Peer(_from_venv("sglang-router", "sglang-router"), _rust_gateway("launch", *_LEAN)),
     VLLM_ROUTER: Peer(_from_venv("vllm-router", "vllm-router"), _rust_gateway("--log-level", "warning")),
     PRODUCTION_STACK: Peer(
         _from_venv("production-stack", "vllm-router"),

@@ -80,7 +80,8 @@ class Started:
         try:
             await supervisor.start([part])
         except LocalFleetError as error:
-            left_out[name] = f"it does not start: {error}"
+            lines = str(error).splitlines()
+            left_out[name] = " ".join(dict.fromkeys(("it does not start:", lines[0], lines[-1])))
             return
         self._add(name, port, supervisor.pid(name))
 
