@@ -326,6 +326,26 @@ async def test_no_compiler_is_one_sentence_that_says_what_to_install(monkeypatch
         await measure(Plan(frozenset({"held_streams"}), quick=True), _err())
 
 
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_quick_run_that_is_not_told_what_to_measure_leaves_out_what_takes_long(
+    monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    async def note(*arguments: Any) -> None:
+        seen.append(arguments)
+
+    monkeypatch.setattr(comparison, "compare", note)
+    asked = frozenset({"held_streams"}) if named else figures.EVERYTHING
+    await measure(Plan(asked, quick=True, hold_s=7.5), _err())
+    ((measured, sizes, _, _, left_out, _),) = seen
+    assert sizes == replace(QUICK, hold_s=7.5)
+    assert measured == (asked if named else figures.IN_A_MINUTE)
+    assert ("held_streams" in measured) == named
+    assert ("cpu_64chunk_vs_nginx" in measured) != named
+    assert bool(left_out) != named
+
+
 @pytest.mark.parametrize("name", list(PEERS))
 def test_every_peer_that_is_installed_gets_this_runs_addresses(name: str, run: RunDir) -> None:
     place = Place(run, engine=18999, port=18998)
