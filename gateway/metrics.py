@@ -11,14 +11,13 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.relay.accounting import Account
+from gateway.relay.accounting import GAP_BOUNDS, Account
 from gateway.series import Counters, Histograms, Rows
 from router.fleet import FleetView
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
-_GAP_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 _REASONS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter", "abort"})
 
 UNKNOWN_ROUTE = "unknown"
@@ -63,7 +62,7 @@ class Metrics(Collector):
             "headrace_inter_token_seconds",
             "From one read of a stream to the next, which nearly always is from token to token.",
             ("api", "route"),
-            _GAP_BUCKETS,
+            GAP_BOUNDS,
         )
         self.tokens = Counters(
             "headrace_tokens",

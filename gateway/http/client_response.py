@@ -36,6 +36,7 @@ from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 
 from gateway.http.errors import error_body
 from gateway.request_ids import new_request_id
+from gateway.upstream.http_connection import reset
 from router.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -227,8 +228,8 @@ class ClientResponse:
         return self._keep and self.finished
 
     @property
-    def write_chunks(self) -> Callable[[bytes, bool], None] | None:
-        return self._write_chunks if self._chunked_body else None
+    def chunks(self) -> "ClientResponse | None":
+        return self if self._chunked_body else None
 
     def start(self, status: int, headers: Headers, content_length: int | None) -> None:
         """Write the head, together with what is written right after it. Without a length the body is chunked, or ends
@@ -281,15 +282,18 @@ class ClientResponse:
                 self._remaining -= len(payload)
             self._write(payload)
 
-    def _write_chunks(self, framed: bytes, last: bool) -> None:
-        if last or not self.first_write:
-            self._body_ended = last
-            self.first_write = self.first_write or asyncio.get_running_loop().time()
-            self._write(framed)
-            return
+    @property
+    def write_raw(self) -> Callable[[bytes], None]:
         transport = self._protocol.transport
-        if transport is not None:  # as in `_write`
-            transport.write(framed)
+        if transport is None:
+            raise RuntimeError("the client has gone")
+        return transport.write
+
+    def write_last(self, payload: bytes) -> None:
+        """Write the end of a chunked body, in one go with what says that it is the end."""
+        self.first_write = self.first_write or asyncio.get_running_loop().time()
+        self._body_ended = True
+        self._write(b"%x\r\n%b\r\n%b" % (len(payload), payload, LAST_CHUNK))
 
     def finish(self) -> None:
         """End the body. One that is shorter than announced ends with the connection, so that nobody takes it for
@@ -313,7 +317,11 @@ class ClientResponse:
         self._keep = False
         self.follow(None)
         transport = self._protocol.transport
-        if transport is not None:
+        if transport is None:
+            return
+        if self._remaining is None and not self._chunked_body:
+            reset(transport)  # an orderly end of the connection would be that of the body
+        else:
             transport.abort()
 
     def follow(self, flow: Flow | None) -> None:

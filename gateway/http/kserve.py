@@ -189,7 +189,8 @@ class KServeFront:
         head, endpoint = answer.head, answer.attempt.endpoint
         exchange.streamed = head.events
         headers = tuple((name, value) for name, value in head.headers if name in PASSED_RESPONSE_HEADERS)
-        response.start(head.status, (*headers, ("x-headrace-endpoint", endpoint.id)), head.content_length)
+        length = None if head.events else head.content_length  # an error may be added to events
+        response.start(head.status, (*headers, ("x-headrace-endpoint", endpoint.id)), length)
         if answer.error_body is not None:
             if answer.error_body:
                 response.write(answer.error_body)

@@ -129,7 +129,7 @@ def _no_preamble(event: bytes) -> bool:
 class Kept:
     """A sink that keeps a small body whole."""
 
-    write_chunks = None
+    chunks = None
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []

@@ -28,7 +28,7 @@ def ping(response: ClientResponse, headers: Headers) -> None:
 class AsEvent:
     """A sink that makes one event of a whole body: of an answer that comes too late to be one."""
 
-    write_chunks = None
+    chunks = None
 
     def __init__(self, endpoint: str, status: int) -> None:
         self._endpoint = endpoint

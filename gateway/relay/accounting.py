@@ -11,6 +11,7 @@ again. An event with usage *and* choices is text, and is left as it is.
 
 import contextlib
 import re
+from bisect import bisect_left
 from collections import deque
 from typing import Annotated
 
@@ -18,7 +19,9 @@ import msgspec
 
 from gateway.series import Histogram
 
-_USAGE_KEY = b'"usage":'
+GAP_BOUNDS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
+"""Upper ends of the buckets that times between two reads of a stream are counted in, in seconds."""
+USAGE_KEY = b'"usage":'
 _SAYS_USAGE = re.compile(rb'"usage": ?\{')
 _USAGE = re.compile(rb'"usage": ?(\{(?:[^{}]++|\{[^{}]*+\})*+\})')
 """A usage object, whose details may be objects of one level."""
@@ -53,7 +56,7 @@ _usage = msgspec.json.Decoder(_Usage)
 
 def says_usage(data: bytes) -> bool:
     """Whether there is usage in `data`; many engines say `"usage":null` in every event before the last."""
-    return _USAGE_KEY in data and _SAYS_USAGE.search(data) is not None
+    return USAGE_KEY in data and _SAYS_USAGE.search(data) is not None
 
 
 class Account:
@@ -67,6 +70,9 @@ class Account:
         "cached_tokens",
         "completion_tokens",
         "finish_reason",
+        "gap_counts",
+        "gap_total",
+        "last_read",
         "prompt_tokens",
         "shows_usage",
     )
@@ -75,7 +81,11 @@ class Account:
         """`shows_usage`: the client wants a stream's usage event. `gaps`: where the times between two reads of a stream
         are counted, in seconds."""
         self.shows_usage = shows_usage
-        self._gaps = gaps
+        self._gaps = gaps or Histogram(GAP_BOUNDS)
+        self.gap_counts = self._gaps.counts
+        """How many times between two reads fell into each bucket of `GAP_BOUNDS`."""
+        self.gap_total = 0.0
+        """The sum of those, in seconds."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         """Tokens of the prompt that the engine had in its KV cache."""
@@ -83,6 +93,8 @@ class Account:
         self.finish_reason = ""
         """That of the choice which ended last; empty if none is known."""
         self.body_bytes = 0
+        self.last_read = b""
+        """The last read that was passed on as it came."""
         self._last: deque[bytes] = deque(maxlen=_LAST_READS)
         self._seam = b""
 
@@ -93,8 +105,8 @@ class Account:
 
     def gap(self, seconds: float) -> None:
         """Note the time between two reads of a stream."""
-        if self._gaps is not None:
-            self._gaps.observe(seconds)
+        self.gap_counts[bisect_left(GAP_BOUNDS, seconds)] += 1
+        self.gap_total += seconds
 
     def without_usage(self, events: bytes) -> bytes:
         """Note the usage in `events`, which are whole, and return those of them that the client is to get."""
@@ -113,13 +125,20 @@ class Account:
             self.finish_reason = reasons[-1].decode()
         self._seam = text[-_SEAM_BYTES:]
 
+    def said(self, mark: re.Pattern[bytes]) -> bool:
+        """Whether `mark` is in what was passed on last."""
+        return any(mark.search(read) is not None for read in (*self._last, self.last_read))
+
     def finish(self) -> None:
-        """The answer is complete: look for what its end says."""
-        for read in reversed(self._last):
+        """The answer has ended: look for what its end says."""
+        self._gaps.total += self.gap_total
+        self.gap_total = 0.0
+        for read in (*reversed(self._last), self.last_read):
             if found := _REASON.findall(read):
                 self.finish_reason = found[-1].decode()
                 break
         self._last.clear()
+        self.last_read = b""
         self._seam = b""
 
     def _read_event(self, event: bytes) -> bool:

@@ -20,9 +20,10 @@ mark is not taken for it."""
 
 _CHUNK_SIZE = re.compile(rb"(0*[1-9A-Fa-f][0-9A-Fa-f]{0,7})\r\n")
 """Size line of a chunk that is not the last and has no extension."""
-_ENDS_EVENT = b"\n\n\r\n"
-_SIZE_LINES = {len(line) + size + 2: line for size in range(2, 1024) for line in (b"%x\r\n" % size,)}
-"""By its length, how a read begins that is one chunk, as engines write it. Nearly every read of a stream is."""
+EVENT_END = b"\n\n\r\n"
+ONE_CHUNK = {len(line) + size + 2: line for size in range(2, 1024) for line in (b"%x\r\n" % size,)}
+"""By its length, how a read begins that is one chunk, as engines write it. Nearly every read of a stream is one, and it
+ends in `EVENT_END`."""
 
 
 class EventTooLongError(Exception):
@@ -30,14 +31,15 @@ class EventTooLongError(Exception):
 
 
 def whole_chunks(data: bytes) -> bool:
-    """Whether `data` is a run of complete HTTP/1.1 chunks, the last of them ending an event.
+    """Whether `data` is a run of complete HTTP/1.1 chunks, each of them ending an event, so that what is looked for in
+    events may be looked for in `data`.
 
     The chunk that ends a body, chunk extensions and anything malformed give False: they take the long way.
     """
-    if data[-4:] != _ENDS_EVENT:
+    if data[-4:] != EVENT_END:
         return False
-    position, size, end = 0, 0, len(data)
-    size_line = _SIZE_LINES.get(end)
+    position, end = 0, len(data)
+    size_line = ONE_CHUNK.get(end)
     if size_line is not None and data.startswith(size_line):
         return True
     while position < end:
@@ -46,9 +48,9 @@ def whole_chunks(data: bytes) -> bool:
             return False
         size = int(found[1], 16)
         position = found.end() + size + 2
-        if data[position - 2 : position] != b"\r\n":
+        if size < 2 or data[position - 4 : position] != _ENDS_EVENT:  # of one byte, the other line feed is framing
             return False
-    return position == end and size > 1  # in a chunk of one byte, one of the two line feeds is framing
+    return position == end
 
 
 class EventHolder:
@@ -63,6 +65,11 @@ class EventHolder:
     def holding(self) -> bool:
         """Whether part of an event is held."""
         return bool(self._held)
+
+    @property
+    def torn(self) -> bool:
+        """Whether part of an event is held that cannot be its end: every line of an event ends, but the end mark."""
+        return self.holding and not self._held.endswith(b"\n") and END_MARK.search(self._held) is None
 
     def feed(self, payload: bytes) -> bytes:
         """The complete events that `payload` brings to an end, held part included. Raises EventTooLongError."""

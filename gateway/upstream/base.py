@@ -117,13 +117,24 @@ class AnswerHead:
     """The failure of the engine's that this answer tells of. The client gets it as it is, unless it is retried."""
 
 
+class ChunkSink(Protocol):
+    """A client that reads chunks (HTTP/1.1's framing of a body without a length)."""
+
+    @property
+    def write_raw(self) -> Callable[[bytes], None]:
+        """Sends bytes that already are complete chunks, once `write` has begun the body; RuntimeError if the client has
+        gone."""
+
+    def write_last(self, payload: bytes) -> None:
+        """As `Sink.write`, of what the body ends with."""
+
+
 class Sink(Protocol):
     """The client's side of a relay. Nothing blocks: back-pressure comes back through `EngineCall.pause`."""
 
     @property
-    def write_chunks(self) -> Callable[[bytes, bool], None] | None:
-        """Sends bytes that already are complete HTTP/1.1 chunks; True if they end the body, the chunk that says so
-        included. None if the client does not read chunks."""
+    def chunks(self) -> ChunkSink | None:
+        """The same client, if it reads chunks."""
 
     def write(self, payload: bytes) -> None:
         """Send body bytes; of an event stream, whole events only."""

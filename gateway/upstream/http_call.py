@@ -13,10 +13,11 @@ begun with the prompt.
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable
 
-from gateway.relay.accounting import Account, says_usage
-from gateway.relay.events import END_MARK, EventHolder, EventTooLongError, whole_chunks
+from gateway.relay.accounting import GAP_BOUNDS, USAGE_KEY, Account, says_usage
+from gateway.relay.events import END_MARK, EVENT_END, ONE_CHUNK, EventHolder, EventTooLongError, whole_chunks
 from gateway.relay.http1 import HEAD_LIMIT, ChunkedReader, FramingError, ResponseHead, parse_head
 from gateway.upstream.base import Failure, Sink, UpstreamError
 from gateway.upstream.http_connection import Connection, ConnectionPool
@@ -38,20 +39,19 @@ class HttpCall:
 
     __slots__ = (
         "_account",
+        "_begun",
         "_connection",
         "_done",
         "_early",
         "_early_size",
         "_events",
         "_first_content",
-        "_flowing",
         "_given_up",
         "_head",
         "_head_bytes",
         "_head_waiter",
         "_holds_head",
         "_interim",
-        "_last",
         "_loop",
         "_lost",
         "_lost_error",
@@ -61,8 +61,10 @@ class HttpCall:
         "_remaining",
         "_request",
         "_sink",
+        "_tally",
+        "_time",
         "_timeout",
-        "_write_chunks",
+        "_write_raw",
         "answering",
         "last_read",
     )
@@ -78,6 +80,7 @@ class HttpCall:
         holds_head: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self._pool = pool
         self._request = request
         self._timeout = connect_timeout
@@ -89,9 +92,10 @@ class HttpCall:
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._given_up: UpstreamError | None = None
         self._sink: Sink | None = None
-        self._write_chunks: Callable[[bytes, bool], None] | None = None
-        self._flowing = False
-        """A read that is made of whole chunks, the last of which ends an event, may go on as it is."""
+        self._begun = False
+        """The client has been sent some of the body."""
+        self._write_raw: Callable[[bytes], None] | None = None
+        """Set if a read that is made of whole chunks, the last of which ends an event, may go on as it is."""
         self._early: list[bytes] = []
         self._early_size = 0
         self._lost = False
@@ -102,8 +106,8 @@ class HttpCall:
         self._preamble = preamble
         self._holds_head = holds_head
         self._account = account
+        self._tally = account or Account(shows_usage=True)
         self._first_content = b""
-        self._last = b""
         self.last_read = self._loop.time()
         self.answering = False
 
@@ -135,7 +139,7 @@ class HttpCall:
         assert connection.transport is not None
         self.last_read = self._loop.time()
         self._head_waiter = self._loop.create_future()
-        connection.receiver = self
+        connection.read_for(self)
         connection.transport.writelines(self._request)
         return await self._head_waiter
 
@@ -147,7 +151,6 @@ class HttpCall:
         """
         self._request = ()
         self._sink = sink
-        self._write_chunks = sink.write_chunks
         early, self._early = self._early, []
         if self._early_size >= _EARLY_LIMIT:
             self.resume()
@@ -164,18 +167,37 @@ class HttpCall:
         await self._done
 
     def data_received(self, data: bytes) -> None:
-        now = self._loop.time()
-        account = self._account
-        if account is not None and self.answering:
-            account.gap(now - self.last_read)
+        now = self._time()
+        write = self._write_raw
+        if write is not None:
+            # Nearly every read of a stream is one chunk that ends an event and says nothing of usage: this is what a
+            # token costs. It is written out because calls would cost more than what they do.
+            size = len(data)
+            size_line = ONE_CHUNK.get(size)
+            if (
+                size_line is not None
+                and data.startswith(size_line)
+                and data.endswith(EVENT_END)
+                and USAGE_KEY not in data
+            ):
+                tally = self._tally
+                gap = now - self.last_read
+                tally.gap_counts[bisect_left(GAP_BOUNDS, gap)] += 1
+                tally.gap_total += gap
+                tally.body_bytes += size
+                tally.last_read = data
+                self.last_read = now
+                try:
+                    write(data)
+                except RuntimeError:  # the client has gone, and the request is about to be closed
+                    self._write_raw = None
+                return
+        self._receive(data, now)
+
+    def _receive(self, data: bytes, now: float) -> None:
+        if self.answering:
+            self._tally.gap(now - self.last_read)
         self.last_read = now
-        if self._flowing and whole_chunks(data) and not (account is not None and says_usage(data)):
-            self._last = data
-            if account is not None:
-                account.relayed(data)
-            assert self._write_chunks is not None
-            self._write_chunks(data, False)
-            return
         try:
             if self._head is None:
                 data = self._read_head(data)
@@ -257,8 +279,12 @@ class HttpCall:
 
     def _body(self, data: bytes, sink: Sink) -> None:
         assert self._head is not None
-        reader, events = self._reader, self._events
+        reader, events, chunks = self._reader, self._events, sink.chunks
         if reader is not None:
+            if self._write_raw is not None and whole_chunks(data) and not (self._account and says_usage(data)):
+                self._tally.relayed(data)
+                self._write_raw(data)
+                return
             payload = reader.feed(data)
             complete, leftover = reader.complete, bool(reader.leftover)
         elif self._head.content_length is not None:
@@ -269,12 +295,14 @@ class HttpCall:
             payload, complete, leftover = data, False, False
         if events is not None:
             payload = events.feed(payload)
-            if complete:
+            torn = complete and events.torn
+            if complete and not torn:
                 payload += events.rest()
-            self._events_out(payload, sink, last=complete)
-            self._flowing = (
-                self._write_chunks is not None and reader is not None and reader.at_boundary and not events.holding
-            )
+            self._events_out(payload, sink, last=complete and not torn)
+            if torn:
+                raise FramingError("a stream that ends in the middle of an event")
+            flows = self._begun and reader is not None and reader.at_boundary and not events.holding
+            self._write_raw = chunks.write_raw if flows and chunks is not None else None
         elif payload:
             if self._account is not None:
                 self._account.read_whole(payload)
@@ -286,17 +314,14 @@ class HttpCall:
 
     def _events_out(self, events: bytes, sink: Sink, *, last: bool = False) -> None:
         """Pass whole events on, without those that the client did not ask for; `last`: the body ends with them."""
-        account = self._account
-        if events:
-            self._last = events
-        if account is not None and events:
-            if says_usage(events):
-                events = account.without_usage(events)
-            account.relayed(events)
+        if self._account is not None and says_usage(events):
+            events = self._account.without_usage(events)
         if not events:
             return
-        if last and self._write_chunks is not None:
-            self._write_chunks(b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events), True)
+        self._tally.relayed(events)
+        self._begun = True
+        if last and sink.chunks is not None:
+            sink.chunks.write_last(events)
         else:
             sink.write(events)
 
@@ -346,7 +371,7 @@ class HttpCall:
             return error is None and not self._head.chunked and self._head.content_length is None
         rest = self._events.rest()
         if END_MARK.search(rest) is None:
-            return not rest and END_MARK.search(self._last) is not None
+            return not rest and self._tally.said(END_MARK)
         if self._sink is not None:
             self._events_out(rest, self._sink)
         return True
@@ -379,12 +404,16 @@ class HttpCall:
             self._connection.resume()
 
     def abort(self, error: UpstreamError) -> None:
-        """Give up: close the connection, which is how an HTTP engine learns of it, and let the waiter raise `error`."""
+        """Give up: close the connection, which is how an HTTP engine learns of it, and let the waiter raise `error`,
+        unless the stream has said that nothing of it is missing."""
         self._given_up = error
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.drop()
-        self._fail(error)
+        if self._sink is None or self._events is None or self._done.done() or not self._ended_by_close(error):
+            self._fail(error)
+        else:
+            self._complete(reusable=False)
 
     def close(self) -> None:
         """Release the connection; if the answer is not complete, the engine sees its client go."""

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
@@ -38,13 +39,20 @@ class Receiver(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """One TCP connection to an engine."""
+    """One TCP connection to an engine.
 
-    __slots__ = ("_paused", "_writable", "closed", "idle_since", "receiver", "transport")
+    What is read goes to the receiver's `data_received` without a step in between: it takes the place of this protocol's
+    own, which event loops look up when a transport gets its protocol and keep.
+    """
+
+    __slots__ = ("_paused", "_receiver", "_writable", "closed", "data_received", "idle_since", "transport")
+
+    data_received: Callable[[bytes], None]  # type: ignore[assignment]  # a method in the base class
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.receiver: Receiver | None = None
+        self._receiver: Receiver | None = None
+        self.data_received = self._unexpected
         self.closed = False
         self.idle_since = 0.0
         self._paused = False
@@ -53,17 +61,23 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
-    def data_received(self, data: bytes) -> None:
-        if self.receiver is not None:
-            self.receiver.data_received(data)
-        else:  # nobody asked: not a connection to trust
-            self.drop()
+    def read_for(self, receiver: Receiver | None) -> None:
+        """Hand what is read to `receiver` from now on."""
+        self._receiver = receiver
+        self.data_received = receiver.data_received if receiver is not None else self._unexpected
+        if self.transport is not None and not self.closed:
+            self.transport.set_protocol(self)
+
+    def _unexpected(self, _: bytes) -> None:
+        self.drop()  # nobody asked: not a connection to trust
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self.resume_writing()
-        if self.receiver is not None:
-            self.receiver.connection_lost(exc)
+        receiver, self._receiver = self._receiver, None
+        self.data_received = _ignore
+        if receiver is not None:
+            receiver.connection_lost(exc)
 
     def pause_writing(self) -> None:
         self._writable = asyncio.get_running_loop().create_future()
@@ -92,12 +106,22 @@ class Connection(asyncio.Protocol):
     def drop(self) -> None:
         """Close at once, by a reset: the engine's next write fails, and it stops working for nobody. An orderly close
         would let that write succeed and only the one after it fail, which in a prefill is a whole batch later."""
-        self.receiver = None
+        self._receiver = None
+        self.data_received = _ignore
         if self.transport is not None and not self.closed:
             self.closed = True
-            with contextlib.suppress(OSError):
-                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self.transport.abort()
+            reset(self.transport)
+
+
+def _ignore(_: bytes) -> None:
+    """Nobody waits for it any more."""
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """End a connection at once, so that the other side does not take it for an orderly end."""
+    with contextlib.suppress(OSError):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.abort()
 
 
 class ConnectionPool:
@@ -163,7 +187,7 @@ class ConnectionPool:
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next request."""
-        connection.receiver = None
+        connection.read_for(None)
         if self._closed or connection.closed or len(self._idle) >= IDLE_CONNECTIONS:
             connection.drop()
             return

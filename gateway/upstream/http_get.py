@@ -11,7 +11,7 @@ BODY_LIMIT = 4 * 1024 * 1024
 class Collected:
     """A sink that keeps a body whole, up to `limit` bytes. `what` is the answer, for the error beyond them."""
 
-    write_chunks = None
+    chunks = None
 
     def __init__(self, limit: int = BODY_LIMIT, what: str = "A probe was answered") -> None:
         self._pieces: list[bytes] = []

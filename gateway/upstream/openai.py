@@ -144,7 +144,8 @@ class OpenAICall(HttpCall):
             fault = self._fault_in_stream(head)
         headers = tuple((name, value) for name, value in head.headers if name in PASSED_HEADERS)
         content_type = head.header("content-type") or "application/octet-stream"
-        return AnswerHead(status, content_type, headers, head.content_length, events=head.events, fault=fault)
+        length = None if head.events else head.content_length  # events may be left out, and an error be added
+        return AnswerHead(status, content_type, headers, length, events=head.events, fault=fault)
 
     async def _fault(self, head: ResponseHead) -> UpstreamError | None:
         """The failure that an answer with an error's status tells of; None for one that is the client's."""
@@ -178,12 +179,13 @@ class OpenAICall(HttpCall):
         """The beginning of the body, all of it if it is small. It stays to be relayed. Raises UpstreamError if the call
         is given up meanwhile."""
         if self._connection is not None and not self._seen_enough(head):
-            self._connection.receiver = looking = _Looking(self, head)
+            looking = _Looking(self, head)
+            self._connection.read_for(looking)
             await asyncio.wait((looking.done, self._done), return_when=asyncio.FIRST_COMPLETED)
             if self._given_up is not None:
                 raise self._given_up
             if self._connection is not None:
-                self._connection.receiver = self
+                self._connection.read_for(self)
         return self._read_so_far(head)
 
     def _seen_enough(self, head: ResponseHead) -> bool:

@@ -24,8 +24,8 @@ SCRIPT_TEMPLATE = "{{ bos_token }}{{ messages[-1]['content'] }}"
 class Collected:
     """A sink that keeps every write."""
 
-    write_chunks: None = None
     writes: list[bytes] = field(default_factory=list)
+    chunks: None = None
 
     def write(self, payload: bytes) -> None:
         self.writes.append(payload)

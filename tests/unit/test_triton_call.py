@@ -62,7 +62,7 @@ class FakeRpc:
 
 
 class Sink:
-    write_chunks = None
+    chunks = None
 
     def __init__(self) -> None:
         self.body = b""

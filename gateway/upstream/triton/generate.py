@@ -190,7 +190,7 @@ class _Translator:
         "_over", "begun",
     )  # fmt: skip
 
-    write_chunks = None
+    chunks = None
 
     def __init__(
         self, choices: Choices, decoder: EventDecoder, endpoint: str, end_early: Callable[[], None], account: Account
