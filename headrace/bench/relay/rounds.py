@@ -291,7 +291,7 @@ class Rounds:
 
     def _drop(self, side: str, why: str) -> None:
         if side not in PEERS:
-            raise BenchError(f"{side}: {why}")
+            raise BenchError(f"{side} in {self._stretch}: {why}")
         self._dropped.add(side)
         self._left_out[f"{side} in {self._stretch}"] = why
 
