@@ -147,17 +147,17 @@ def read_infer(message: bytes, *, stream: bool, otherwise: int) -> Inference:
     if sequence:
         key = session_key(str(sequence))
     elif canonical:
-        key = conversation_key(memoryview(canonical)[:RAW_PROMPT_KEY_BYTES], seed)
+        key = conversation_key((canonical[:RAW_PROMPT_KEY_BYTES],), seed)
     else:
         key = xxh3_64_intdigest(otherwise.to_bytes(8, "little"))
-    prompt = PromptView("kserve", model, stream, False, frozenset(), canonical, seed, key, bool(sequence))
+    prompt = PromptView("kserve", model, stream, False, frozenset(), (canonical,), seed, key, bool(sequence))
     return Inference(prompt, id_, bool(version), sequence)
 
 
 def query_view(model: str, otherwise: int) -> PromptView:
     """The view of a request about a model (its readiness, metadata, ...), which any replica can answer."""
     key = xxh3_64_intdigest(otherwise.to_bytes(8, "little"))
-    return PromptView("kserve", model, False, False, frozenset(), b"", chain_seed(model, ""), key)
+    return PromptView("kserve", model, False, False, frozenset(), (), chain_seed(model, ""), key)
 
 
 def _varint(message: bytes, start: int, end: int) -> tuple[int, int]:

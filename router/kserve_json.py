@@ -108,10 +108,10 @@ def view(route: str, opening: Opening, session: str | None, turn: int) -> Prompt
     if session or opening.sequence:
         key = session_key(session or opening.sequence)
     elif opening.prompt:
-        key = conversation_key(opening.prompt, seed)
+        key = conversation_key((opening.prompt,), seed)
     else:
         key = session_key(str(turn))
-    return PromptView("kserve", route, False, False, frozenset(), opening.prompt, seed, key, bool(opening.sequence))
+    return PromptView("kserve", route, False, False, frozenset(), (opening.prompt,), seed, key, bool(opening.sequence))
 
 
 def _infer_prompt(header: bytes) -> bytes:

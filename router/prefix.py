@@ -12,7 +12,9 @@ seed, so that one hash stands for the whole prefix up to it: `h_i = xxh3_64(bloc
 covers what must never share a cache: the model and the `cache_salt`. Blocks of 1 KiB hash 400 kB in about 0.1 ms.
 """
 
-from xxhash import xxh3_64_intdigest
+from collections.abc import Iterable
+
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 PREFIX_BLOCK_BYTES = 1024
 RAW_PROMPT_KEY_BYTES = 4096
@@ -36,9 +38,13 @@ def prefix_chain(canonical: bytes, seed: int) -> list[int]:
     return chain
 
 
-def conversation_key(opening: bytes | memoryview, seed: int) -> int:
-    """The key (64 bits) of a conversation: the hash of its bytes through the end of the first user message."""
-    return xxh3_64_intdigest(opening, seed)
+def conversation_key(opening: Iterable[bytes | str], seed: int) -> int:
+    """The key (64 bits) of a conversation: the hash of its bytes through the end of the first user message, given in
+    parts; text stands for its UTF-8."""
+    hashed = xxh3_64(seed=seed)
+    for part in opening:
+        hashed.update(part.encode() if isinstance(part, str) else part)
+    return hashed.intdigest()
 
 
 def session_key(session: str) -> int:

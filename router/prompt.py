@@ -12,6 +12,7 @@ answered with the parameter silently ignored. A need on the form of a parameter 
 `messages:image_url`, `prompt:batch`.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -127,14 +128,19 @@ class PromptView(msgspec.Struct, frozen=True):
     stream: bool
     include_usage: bool
     needs: frozenset[str]
-    canonical: bytes
-    """The prompt's canonical bytes (`router.prefix`)."""
+    parts: tuple[bytes | str, ...]
+    """The prompt's canonical bytes (`router.prefix`) in parts; text stands for its UTF-8. Joined only on demand."""
     seed: int
     """Seed of its prefix chain (64 bits)."""
     key: int
     """Conversation key (64 bits)."""
     pinned: bool = False
     """Only the conversation's home will do, however loaded: it holds state that is nowhere else."""
+
+    @property
+    def canonical(self) -> bytes:
+        """The prompt's canonical bytes."""
+        return b"".join([part.encode() if isinstance(part, str) else part for part in self.parts])
 
     def chain(self) -> list[int]:
         """The hashes of the prompt's whole blocks."""
@@ -176,17 +182,18 @@ def read_prompt(api: Api, fields: Fields, session: str | None = None) -> PromptV
     if "n" in needs and fields.get("best_of") == fields["n"]:
         needs.discard("best_of")  # the best n of n are all of them
     if api == "chat.completions":
-        canonical, opening = _canonical_chat(fields, needs)
+        parts, opening = _canonical_chat(fields, needs)
     elif api == "completions":
         needs.add("prompt")
-        canonical = _canonical_prompt(fields, needs)
-        opening = RAW_PROMPT_KEY_BYTES
+        parts = (_canonical_prompt(fields, needs),)
+        opening = (parts[0][:RAW_PROMPT_KEY_BYTES],)
     else:
         needs.add("input")
-        canonical, opening = bytes(_required(fields, "input")), RAW_PROMPT_KEY_BYTES
-    key = session_key(session) if session else conversation_key(memoryview(canonical)[:opening], seed)
+        parts = (bytes(_required(fields, "input")),)
+        opening = (parts[0][:RAW_PROMPT_KEY_BYTES],)
+    key = session_key(session) if session else conversation_key(opening, seed)
     include_usage = bool(options and options.include_usage)
-    return PromptView(api, model, stream, include_usage, frozenset(needs), canonical, seed, key)
+    return PromptView(api, model, stream, include_usage, frozenset(needs), parts, seed, key)
 
 
 def _value(name: str, raw: msgspec.Raw) -> Any:
@@ -224,8 +231,8 @@ def _neutral(name: str, raw: msgspec.Raw) -> bool:
     return any(type(decoded) is not bool and decoded == v if type(v) is not bool else decoded is v for v in neutral)
 
 
-def _canonical_chat(fields: Fields, needs: set[str]) -> tuple[bytes, int]:
-    """Canonical bytes of tools and messages, and how many of them open the conversation."""
+def _canonical_chat(fields: Fields, needs: set[str]) -> tuple[tuple[bytes | str, ...], Sequence[bytes | str]]:
+    """The canonical parts of tools and messages, and those of them that open the conversation."""
     raw = _required(fields, "messages")
     needs.add("messages")
     try:
@@ -234,15 +241,13 @@ def _canonical_chat(fields: Fields, needs: set[str]) -> tuple[bytes, int]:
         raise _malformed("messages", error) from None
     if not messages:
         raise invalid("'messages' must hold at least one message.", param="messages", code="empty_array")
-    parts = [bytes(fields["tools"])] if "tools" in needs else []
-    length = sum(map(len, parts))
+    parts: list[bytes | str] = [bytes(fields["tools"])] if "tools" in needs else []
     opening = 0
     for index, message in enumerate(messages):
-        start = len(parts)
-        parts += (MESSAGE_MARK, message.role.encode(), CONTENT_MARK)
+        parts += (MESSAGE_MARK, message.role, CONTENT_MARK)
         content = message.content
         if isinstance(content, str):
-            parts.append(content.encode())
+            parts.append(content)
         elif content is None:
             if message.role not in _MAY_BE_EMPTY:
                 raise invalid(
@@ -255,10 +260,9 @@ def _canonical_chat(fields: Fields, needs: set[str]) -> tuple[bytes, int]:
         if message.tool_calls is not None:
             needs.add("tools")
             parts.append(bytes(message.tool_calls))
-        length += sum(map(len, parts[start:]))
         if not opening and message.role == "user":
-            opening = length
-    return b"".join(parts), opening or length
+            opening = len(parts)
+    return tuple(parts), parts[:opening] if opening else parts
 
 
 def _canonical_part(raw: msgspec.Raw, message: int, position: int, needs: set[str]) -> bytes:

@@ -48,7 +48,7 @@ def whole_chunks(data: bytes) -> bool:
             return False
         size = int(found[1], 16)
         position = found.end() + size + 2
-        if size < 2 or data[position - 4 : position] != _ENDS_EVENT:  # of one byte, the other line feed is framing
+        if size < 2 or data[position - 4 : position] != EVENT_END:  # of one byte, the other line feed is framing
             return False
     return position == end
 

@@ -72,7 +72,7 @@ class HttpCall:
     def __init__(
         self,
         pool: ConnectionPool,
-        request: tuple[bytes, ...],
+        request: tuple[bytes | memoryview, ...],
         connect_timeout: float,
         preamble: Callable[[bytes], bool] | None = None,
         account: Account | None = None,

@@ -38,6 +38,9 @@ engines send one all the same."""
 
 MODELS_EVERY_S = 60.0
 """How often a healthy engine is asked for its model list again."""
+_PROMPTS = ("messages", "prompt", "input")
+_LARGE = 16 * 1024
+"""Bytes of a prompt from which on copying it costs more than one more piece to write."""
 _TRUE = msgspec.Raw(b"true")
 _NULL = msgspec.Raw(b"null")
 _USAGE_ONLY = msgspec.Raw(b'{"include_usage":true}')
@@ -84,12 +87,12 @@ class OpenAIEngine:
         asks_progress = self._llama_cpp and request.stream and "return_progress" not in fields
         if asks_progress:
             fields["return_progress"] = _TRUE
-        body = msgspec.json.encode(fields)
+        body = _body(fields)
         given = "".join([f"{name}: {value}\r\n" for name, value in request.headers]).encode("latin-1")
-        head = b"%b%bcontent-length: %d\r\n\r\n" % (self._starts[request.api], given, len(body))
+        head = b"%b%bcontent-length: %d\r\n\r\n" % (self._starts[request.api], given, sum(map(len, body)))
         preamble = _is_progress if asks_progress else None
         return OpenAICall(
-            self._pool, (head, body), request.connect_timeout, preamble, request.account, holds_head=request.stream
+            self._pool, (head, *body), request.connect_timeout, preamble, request.account, holds_head=request.stream
         )
 
     async def probe(self, pool: Pool) -> ProbeReport:
@@ -242,6 +245,20 @@ def _is_sound(entry: msgspec.Raw) -> bool:
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
         return False
     return True
+
+
+def _body(fields: dict[str, msgspec.Raw]) -> tuple[bytes | memoryview, ...]:
+    """The JSON object of `fields` in pieces: a large prompt is sent from where it was received, not copied."""
+    large = {
+        name: raw for name in _PROMPTS if (raw := fields.get(name)) is not None and memoryview(raw).nbytes > _LARGE
+    }
+    if not large:
+        return (msgspec.json.encode(fields),)
+    small = msgspec.json.encode({name: raw for name, raw in fields.items() if name not in large})
+    pieces: list[bytes | memoryview] = [small[:-1]]
+    for name, raw in large.items():
+        pieces += (b',"%b":' % name.encode(), memoryview(raw))
+    return (*pieces, b"}")
 
 
 def _with_usage(options: msgspec.Raw | None) -> msgspec.Raw:

@@ -72,7 +72,7 @@ def test_everything_routing_needs_is_found_as_protobuf_would_find_it(made: tuple
     assert found.versioned is bool(request.model_version)
     assert found.prompt.canonical == prompt
     if prompt:
-        assert found.prompt.key == conversation_key(prompt[:4096], chain_seed(request.model_name, ""))
+        assert found.prompt.key == conversation_key((prompt[:4096],), chain_seed(request.model_name, ""))
 
 
 @given(requests(), NAMES)
@@ -138,7 +138,7 @@ def test_conversations_share_a_key_with_the_openai_front() -> None:
     request = service_pb2.ModelInferRequest(model_name="m")
     add_input(request, "text_input", "BYTES", bytes_tensor(b"x" * 5000))
     found = read_infer(request.SerializeToString(), stream=False, otherwise=0)
-    assert found.prompt.key == conversation_key(b"x" * 4096, chain_seed("m", ""))
+    assert found.prompt.key == conversation_key((b"x" * 4096,), chain_seed("m", ""))
 
 
 def test_questions_about_a_model_spread_over_its_replicas() -> None:

@@ -22,7 +22,7 @@ KEYS = st.integers(0, 2**64 - 1)
 
 
 def request(model: str = "m", key: int = 1, needs: frozenset[str] = frozenset()) -> PromptView:
-    return PromptView("chat.completions", model, True, False, needs, b"", 0, key)
+    return PromptView("chat.completions", model, True, False, needs, (), 0, key)
 
 
 def fleet(sizes: dict[str, int], routes: dict[str, RouteSpec], *, ready: bool = True) -> FleetView:
@@ -144,7 +144,7 @@ def test_what_no_engine_can_do_is_refused_by_the_parameters_name() -> None:
 
 def test_a_kserve_request_goes_to_tritons_only() -> None:
     view = fleet({"a": 1}, {"m": RouteSpec(pool="a")})
-    kserve = PromptView("kserve", "m", True, False, frozenset(), b"", 0, 1)
+    kserve = PromptView("kserve", "m", True, False, frozenset(), (), 0, 1)
     assert refusal(kserve, view).status == 400
 
 
