@@ -116,9 +116,17 @@ def read_infer(message: bytes, *, stream: bool, otherwise: int) -> Inference:
     while at < end:
         # As in `fields`, without a generator: this is most of what a small request costs here.
         tag, start = message[at], at + 2
-        if tag & 0x87 == LENGTH_DELIMITED and start <= end and message[at + 1] < 0x80:
-            number, at = tag >> 3, start + message[at + 1]
-            if at > end or not number:
+        if tag & 0x87 == LENGTH_DELIMITED and start < end and tag > 7:
+            length = message[at + 1]
+            if length > 0x7F:
+                more = message[start]
+                start += 1
+                if more > 0x7F:  # 16 KiB or longer
+                    length, start = _varint(message, at + 1, end)
+                else:
+                    length = length & 0x7F | more << 7
+            number, at = tag >> 3, start + length
+            if at > end:
                 raise MalformedError(_ENDS_BEHIND)
         else:
             number, wire, start, at = _field(message, at, end)
