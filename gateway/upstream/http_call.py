@@ -21,6 +21,7 @@ from gateway.relay.events import END_MARK, EVENT_END, ONE_CHUNK, EventHolder, Ev
 from gateway.relay.http1 import HEAD_LIMIT, ChunkedReader, FramingError, ResponseHead, parse_head
 from gateway.upstream.base import Failure, Sink, UpstreamError
 from gateway.upstream.http_connection import Connection, ConnectionPool
+from gateway.upstream.http_failures import broke_off, broke_protocol, lost
 
 _INTERIM_LIMIT = 16
 """1xx responses before the real one."""
@@ -338,13 +339,7 @@ class HttpCall:
     def connection_lost(self, error: Exception | None) -> None:
         self._connection = None
         if self._head is None or self._preamble is not None or self._holds_head:
-            self._fail(
-                UpstreamError(
-                    Failure.LOST_BEFORE_ANSWER,
-                    f"Engine {self._pool.endpoint} closed the connection without an answer.",
-                    code="engine_lost",
-                )
-            )
+            self._fail(lost(self._pool.endpoint))
         elif self._sink is None:
             self._lost, self._lost_error = True, error
         elif not self._done.done():
@@ -355,13 +350,7 @@ class HttpCall:
         if self._ended_by_close(error):
             self._complete(reusable=False)
         else:
-            self._fail(
-                UpstreamError(
-                    Failure.DIED,
-                    f"Engine {self._pool.endpoint} broke off in the middle of its answer.",
-                    code="engine_died",
-                )
-            )
+            self._fail(broke_off(self._pool.endpoint))
 
     def _ended_by_close(self, error: Exception | None) -> bool:
         """Whether the end of the connection is the end of the answer: the body is delimited by it, or nothing is
@@ -377,17 +366,7 @@ class HttpCall:
         return True
 
     def _broken(self, error: Exception) -> None:
-        if isinstance(error, UpstreamError):
-            self.abort(error)
-            return
-        what = "an event without end" if isinstance(error, EventTooLongError) else str(error)
-        self.abort(
-            UpstreamError(
-                Failure.PROTOCOL,
-                f"Engine {self._pool.endpoint} broke its protocol: {what}.",
-                code="engine_protocol_error",
-            )
-        )
+        self.abort(error if isinstance(error, UpstreamError) else broke_protocol(self._pool.endpoint, error))
 
     def _fail(self, error: UpstreamError) -> None:
         if self._head_waiter is not None and not self._head_waiter.done():
