@@ -54,6 +54,7 @@ _ERROR_EVENT = re.compile(
     rb"""(?:[0-9A-Fa-f]+[^\r\n]*\r\n)?(?:event: ?error\r?\n)?data: ?\{"(?:error"|object": ?"error")"""
 )
 """How a stream begins that is an error, behind the size of its first chunk."""
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
 class OpenAIEngine:
@@ -168,8 +169,11 @@ class OpenAICall(HttpCall):
         early = self._early[0] if self._early else self._first_content
         if _ERROR_EVENT.match(early) is None:
             return None
-        event = (self._first_content or self._read_so_far(head)).partition(b"\n\n")[0]
-        error = event[event.find(b"{") :]
+        read = self._first_content or self._read_so_far(head)
+        end = _EVENT_END.search(read)
+        if end is None:
+            return None  # half an error does not tell whose fault it is
+        error = read[read.find(b"{") : end.start()]
         if is_clients_fault(error):
             return None
         engine = self._pool.endpoint
