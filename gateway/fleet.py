@@ -145,7 +145,7 @@ class LiveFleet:
             logger.info("endpoint %s: it answers again and is readmitted", attempt.endpoint.id)
 
     def succeeded(self, endpoint: Endpoint) -> None:
-        endpoint.state.outlier.failures = 0
+        outlier.succeeded(endpoint.state.outlier)
 
     def retry_refused(self, route: str) -> None:
         self._metrics.retries_refused.values[route,] += 1
