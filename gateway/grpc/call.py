@@ -11,14 +11,8 @@ from typing import Any
 
 import grpc
 
-from gateway.upstream.base import REQUEST_CLOSED, Failure, UpstreamError
+from gateway.upstream.base import UpstreamError, closed
 from gateway.upstream.triton.raw import RawTriton
-
-
-def closed() -> UpstreamError:
-    """The error of a request that nobody waits for any more. One for each: what is raised again and again gathers
-    tracebacks, and keeps all that they refer to."""
-    return UpstreamError(Failure.DIED, "The request was closed.", 499, REQUEST_CLOSED)
 
 
 class RawCall:

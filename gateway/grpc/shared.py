@@ -18,10 +18,10 @@ import grpc
 
 from gateway.exchange import Exchange
 from gateway.grpc import wire
-from gateway.grpc.call import StreamCall, closed
+from gateway.grpc.call import StreamCall
 from gateway.grpc.stream_errors import ended_early, raise_if_retryable, reported
 from gateway.grpc.turns import Turn
-from gateway.upstream.base import Failure, UpstreamError
+from gateway.upstream.base import Failure, UpstreamError, closed
 from gateway.upstream.triton.raw import RawTriton
 from router.kserve import Inference
 from router.plan import Attempt, Plan

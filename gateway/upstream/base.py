@@ -71,13 +71,18 @@ class UpstreamError(Exception):
         return self.failure not in _NOT_ITS_FAULT and self.code not in _NOT_ITS_DOING
 
 
-REQUEST_CLOSED = "request_closed"
-"""The code of a call that was given up because its client left."""
+_REQUEST_CLOSED = "request_closed"
 TOTAL_TIMEOUT = "total_timeout"
 """The code of a call that took longer than a request may take in all, however well it went."""
 _RETRYABLE = frozenset({Failure.CONNECT, Failure.NO_CONNECTION, Failure.LOST_BEFORE_ANSWER, Failure.BUSY})
 _NOT_ITS_FAULT = frozenset({Failure.BUSY, Failure.ENGINE, Failure.GATEWAY})
-_NOT_ITS_DOING = frozenset({REQUEST_CLOSED, TOTAL_TIMEOUT})
+_NOT_ITS_DOING = frozenset({_REQUEST_CLOSED, TOTAL_TIMEOUT})
+
+
+def closed() -> UpstreamError:
+    """The error of a request that nobody waits for any more. One for each: what is raised again and again gathers
+    tracebacks, and keeps all that they refer to."""
+    return UpstreamError(Failure.DIED, "The request was closed.", 499, _REQUEST_CLOSED)
 
 
 @dataclass(slots=True, frozen=True)

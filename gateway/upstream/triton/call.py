@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 
-from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, UpstreamError
+from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, UpstreamError, closed
 from gateway.upstream.triton.answer import EarlyEndError
 from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.choices import AnswerTooLongError, Choices, NotNumberedError
@@ -127,7 +127,7 @@ class TritonCall:
 
     def close(self) -> None:
         self._vitals.unwatch(self)
-        self.abort(UpstreamError(Failure.DIED, "The request was closed.", 499, "request_closed"))
+        self.abort(closed())
 
     def _dispatch(self, message: Any, headers: tuple[tuple[str, str], ...]) -> None:
         if self._error is not None:
