@@ -20,12 +20,13 @@ from gateway.fleet import LiveFleet
 from gateway.http.answering import Answering, refuse
 from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.errors import as_api_error
-from gateway.http.kserve_engine import GENERATING, Kept, Sending, open_answer
+from gateway.http.kserve_engine import GENERATING, Sending, open_answer
 from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
 from gateway.http.request_body import RequestBody
 from gateway.kserve import API, BODY_LIMIT, EXTENSIONS
 from gateway.metrics import Metrics
 from gateway.upstream.base import UpstreamError
+from gateway.upstream.collected import Collected
 from router.errors import ApiError, invalid
 from router.fleet import Endpoint, Route
 from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
@@ -103,7 +104,7 @@ class KServeFront:
         found: list[dict[str, msgspec.Raw]] = []
         for name in tuple(self._fleet.view.routes):
             asked = ModelPath(name, "", "stats")
-            kept = Kept()
+            kept = Collected()
             with (
                 Exchange(self._live, response) as exchange,
                 contextlib.suppress(UpstreamError, ApiError, msgspec.MsgspecError),
@@ -113,7 +114,7 @@ class KServeFront:
                 answer = await open_answer(exchange, decided, sending, self._fleet)
                 if answer.error_body is None:
                     await answer.call.relay(kept)
-                    entries = msgspec.json.decode(b"".join(kept.pieces), type=_Statistics).model_stats
+                    entries = msgspec.json.decode(kept.body, type=_Statistics).model_stats
                     found += [{**entry, "name": msgspec.Raw(msgspec.json.encode(name))} for entry in entries]
         _send_own(response, 200, msgspec.json.encode({"model_stats": found}))
 

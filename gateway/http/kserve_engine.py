@@ -20,6 +20,7 @@ from gateway.http.kserve_paths import ModelPath
 from gateway.http.request_body import RequestBody
 from gateway.relay.http1 import ResponseHead
 from gateway.upstream.base import Engine, Failure, UpstreamError
+from gateway.upstream.collected import Collected
 from gateway.upstream.http_upload import HttpUpload
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.vitals import Vitals
@@ -33,7 +34,6 @@ _STUB_DEAD = re.compile(
     rb"""(?:data: )?\{"error":"(?:Failed to process[^"]*message: )?Stub process '[^'"]*' is not healthy"""
 )
 _NOT_SERVED = re.compile(rb"""\{"error":"Request for unknown model: '""")
-_KEPT_LIMIT = 4 * 1024 * 1024
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,22 +126,6 @@ def _no_preamble(event: bytes) -> bool:
     return False
 
 
-class Kept:
-    """A sink that keeps a small body whole."""
-
-    chunks = None
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self._size = 0
-
-    def write(self, payload: bytes) -> None:
-        self._size += len(payload)
-        if self._size > _KEPT_LIMIT:
-            raise UpstreamError(Failure.PROTOCOL, f"An engine answered with more than {_KEPT_LIMIT} bytes.")
-        self.pieces.append(payload)
-
-
 async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines: Engines) -> Answer:
     """The answer of the first endpoint of `plan` that gives one; every endpoint of it has an HTTP address.
 
@@ -160,9 +144,9 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
             if isinstance(call, _WatchedUpload) and head.events:
                 said = call.first_event
             else:
-                kept = Kept()
+                kept = Collected()
                 await call.relay(kept)
-                said = body = b"".join(kept.pieces)
+                said = body = kept.body
         except UpstreamError as error:
             if sending.repeatable:
                 raise

@@ -20,9 +20,9 @@ from dataclasses import replace
 
 from gateway.relay.accounting import Account
 from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, UpstreamError
+from gateway.upstream.collected import Collected
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
-from gateway.upstream.http_get import Collected
 from gateway.upstream.triton.answer import EarlyEndError
 from gateway.upstream.triton.call import CHOICES_IGNORED, seen
 from gateway.upstream.triton.cancels import Canceller
@@ -103,7 +103,7 @@ class GenerateCall(HttpCall):
                 self._choices, self._decoder, self._pool.endpoint, self._end_early, self._told
             )
             if not head.events:
-                whole = Collected(ANSWER_LIMIT, "The answer came")
+                whole = Collected(ANSWER_LIMIT)
                 await super().relay(whole)
                 self._translator.write(whole.body)
                 self._translator.finish()

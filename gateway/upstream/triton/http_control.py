@@ -13,9 +13,10 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from gateway.upstream.base import Failure, UpstreamError
+from gateway.upstream.collected import Collected
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
-from gateway.upstream.http_get import Collected, get
+from gateway.upstream.http_get import get
 from gateway.upstream.triton.control import Description
 from gateway.upstream.triton.failures import from_http, is_stub_death
 from gateway.upstream.triton.generate_form import error_text, generate_request
