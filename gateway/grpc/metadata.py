@@ -8,17 +8,15 @@ and comes back only if the client gave one (a KServe request has its own `id`), 
 names it: as the answer's model.
 """
 
-import re
 from typing import Any
 
-from gateway.request_ids import new_request_id
+from gateway.request_ids import is_request_id, new_request_id
 from gateway.upstream.triton.raw import Metadata
 
 REQUEST_ID = "x-request-id"
 _PASSED = ("traceparent", "tracestate")
 _WANTS_STATUS = ("triton_grpc_error", "true")
 _HEARD = frozenset({REQUEST_ID, *_PASSED, _WANTS_STATUS[0]})
-_REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
 
 
 class ClientMetadata:
@@ -46,7 +44,7 @@ class ClientMetadata:
             self.wants_status = False
             return
         asked = given.get(REQUEST_ID, "")
-        self._echoed = ((REQUEST_ID, asked),) if _REQUEST_ID.match(asked) else ()
+        self._echoed = ((REQUEST_ID, asked),) if is_request_id(asked) else ()
         self.request_id = asked if self._echoed else new_request_id()
         self.passed = (*self._echoed, *((name, given[name]) for name in _PASSED if name in given))
         self.wants_status = given.get(_WANTS_STATUS[0]) == _WANTS_STATUS[1]

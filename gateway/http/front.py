@@ -5,7 +5,6 @@ way is raised and answered by the frame around it (`gateway.http.answering`), in
 has begun, the relay itself tells the client within the stream.
 """
 
-import re
 import time
 from functools import partial
 
@@ -24,7 +23,7 @@ from gateway.http.placement import placement
 from gateway.http.request_body import RequestBody
 from gateway.metrics import Metrics
 from gateway.relay.accounting import Account
-from gateway.request_ids import new_request_id
+from gateway.request_ids import is_request_id, new_request_id
 from router.errors import ApiError
 from router.fleet import Route
 from router.plan import plan
@@ -36,7 +35,6 @@ _APIS: dict[str, Api] = {
     "/v1/completions": "completions",
     "/v1/embeddings": "embeddings",
 }
-_REQUEST_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
 _JSON = ("Content-Type", "application/json")
 
 
@@ -57,7 +55,7 @@ class Front:
     async def handle(self, request: web.BaseRequest) -> ClientResponse:
         """Answer one request."""
         request_id = request.headers.get("x-request-id")
-        if request_id is None or not _REQUEST_ID.match(request_id):
+        if request_id is None or not is_request_id(request_id):
             request_id = new_request_id()
         response = ClientResponse(request, (("x-request-id", request_id),), exposes_routing=self._exposes_routing)
         path = request.path
