@@ -26,6 +26,9 @@ _RESET = struct.pack("ii", 1, 0)
 """`SO_LINGER` with no time to linger: closing resets the connection."""
 _OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 """Why a connection may fail that says nothing of the engine."""
+RECEIVE_BUFFER_BYTES = 128 * 1024
+"""What the kernel may queue of an answer that is not read, because its client does not keep up (it takes twice that):
+left alone it grows to megabytes, and stays so for all that the connection serves later."""
 IDLE_CONNECTIONS = 256
 """Unused connections kept for one engine."""
 
@@ -60,6 +63,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
 
     def read_for(self, receiver: Receiver | None) -> None:
         """Hand what is read to `receiver` from now on."""
