@@ -21,20 +21,19 @@ from tests.fault.relay_model import Answer, ends, leaves_nothing, outcomes
 from tests.fault.relay_scripts import HEALTHY, HEALTHY_STREAM, Ending, Play, Script, ScriptPlayer
 from tests.harness import RunningGateway, running_gateway
 
-FIRST_BYTE_S = 0.2
-IDLE_S = 0.1
+HASTY = TimeoutSpec(first_byte="200ms", idle="100ms")
 """How soon a silent engine is given up, where a script has it fall silent."""
 OUTER_S = 10.0
 """How long anything may take on a busy machine."""
-_TOO_SLOW_S = IDLE_S / 2
+_TOO_SLOW_S = 0.05
 """A script that is to be caught by a timeout is played again if the machine did not let it come so far in time."""
 
 
-def fleet(player: ScriptPlayer) -> FleetSpec:
+def fleet(player: ScriptPlayer, hasty: TimeoutSpec) -> FleetSpec:
     """A route for each protocol, with one endpoint or two, patient or not: `openai-1`, `kserve-2-hasty`, ..."""
     pools = {}
-    for protocol, endpoints, hasty in itertools.product(("openai", "triton"), (1, 2), (False, True)):
-        name = route_name(protocol == "triton", endpoints == 2, hasty)
+    for protocol, endpoints, timeouts in itertools.product(("openai", "triton"), (1, 2), (TimeoutSpec(), hasty)):
+        name = route_name(protocol == "triton", endpoints == 2, timeouts is hasty)
         pools[name] = PoolSpec(
             protocol="triton" if protocol == "triton" else "openai",
             model="engine-model",
@@ -43,7 +42,7 @@ def fleet(player: ScriptPlayer) -> FleetSpec:
                 EndpointSpec(id=f"{name}-{number}", http=f"http://127.0.0.1:{player.ports[number]}")
                 for number in range(endpoints)
             ],
-            timeouts=TimeoutSpec(first_byte=f"{FIRST_BYTE_S}s", idle=f"{IDLE_S}s") if hasty else TimeoutSpec(),
+            timeouts=timeouts,
             probe=ProbeSpec(interval="1s", timeout="10s"),
             outlier=OutlierSpec(max_ejected="0%"),
         )
@@ -60,7 +59,7 @@ class Matrix:
     """Puts requests to the gateway and compares what comes of them with what may."""
 
     def __init__(self, player: ScriptPlayer, running: RunningGateway) -> None:
-        self._player = player
+        self.player = player
         self.running = running
         self._numbers = itertools.count()
 
@@ -97,8 +96,8 @@ class Matrix:
         hasty = script.ending is Ending.WAIT and not complete
         route = route_name(ask.api.kserve, ask.elsewhere, hasty)
         client = Client(self.running.http_port)
-        request_id, play = self._announce(script, healthy)
-        next_id, _ = self._announce(healthy, healthy)
+        request_id, play = self.announce(script, healthy)
+        next_id, _ = self.announce(healthy, healthy)
         try:
             async with asyncio.timeout(OUTER_S):
                 seen = await client.ask(ask.request(route, request_id))
@@ -124,12 +123,13 @@ class Matrix:
             raise AssertionError(f"not within {OUTER_S} s: {script!r}\n{ask!r}") from None
         finally:
             client.close()
-            del self._player.plays[request_id], self._player.plays[next_id]
+            del self.player.plays[request_id], self.player.plays[next_id]
         return None
 
-    def _announce(self, script: Script, other: Script) -> tuple[str, Play]:
+    def announce(self, script: Script, other: Script) -> tuple[str, Play]:
+        """Have a request answered by `script`; its id, and what becomes of it."""
         request_id = f"r{next(self._numbers)}"
-        play = self._player.plays[request_id] = Play(script, other)
+        play = self.player.plays[request_id] = Play(script, other)
         return request_id, play
 
     def _check_head(self, script: Script, ask: Ask, seen: Seen, request_id: str) -> None:
@@ -148,6 +148,7 @@ def _told(what: str, script: Script, ask: Ask, seen: Seen, allowed: Sequence[obj
 
 
 @contextlib.asynccontextmanager
-async def running_matrix() -> AsyncIterator[Matrix]:
-    async with ScriptPlayer() as player, running_gateway(fleet(player)) as running:
+async def running_matrix(hasty: TimeoutSpec = HASTY, send_buffer: int | None = None) -> AsyncIterator[Matrix]:
+    """`send_buffer`: what the kernel may hold of an engine's, in bytes."""
+    async with ScriptPlayer(send_buffer) as player, running_gateway(fleet(player, hasty)) as running:
         yield Matrix(player, running)

@@ -6,10 +6,11 @@ no real engine can be told to die in the middle of a chunk.
 """
 
 import asyncio
+import functools
 import itertools
 import socket
 import struct
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
@@ -177,14 +178,8 @@ class Script:
         return self.wire if self.stop is None else self.wire[: self.stop]
 
     @property
-    def writes(self) -> list[bytes]:
-        sent = self.sent
-        if isinstance(self.cuts, int):
-            step = self.cuts or len(sent) or 1
-            offsets = list(range(step, len(sent), step))
-        else:
-            offsets = sorted({at for at in self.cuts if 0 < at < len(sent)})
-        return [sent[start:end] for start, end in zip([0, *offsets], [*offsets, len(sent)], strict=True)]
+    def writes(self) -> tuple[bytes, ...]:
+        return _cut(self)
 
     @property
     def delivered(self) -> bytes:
@@ -203,6 +198,18 @@ class Script:
     def announced_part(self) -> bytes:
         """Those of them that its head speaks of."""
         return self.delivered[: self.announced] if self.framing is Framing.LENGTH else self.delivered
+
+
+@functools.lru_cache(maxsize=4)
+def _cut(script: Script) -> tuple[bytes, ...]:
+    """Its writes; kept, so that one large script played to many takes no more memory than to one."""
+    sent = script.sent
+    if isinstance(script.cuts, int):
+        step = script.cuts or len(sent) or 1
+        offsets = list(range(step, len(sent), step))
+    else:
+        offsets = sorted({at for at in script.cuts if 0 < at < len(sent)})
+    return tuple(sent[start:end] for start, end in zip([0, *offsets], [*offsets, len(sent)], strict=True))
 
 
 _NAMES = {
@@ -231,6 +238,8 @@ class Play:
     """How often the gateway then hung up."""
     reused: bool = False
     """The connection has been used again after `script`."""
+    sent: int = 0
+    """Bytes of it that the kernel has taken, up to a write that it has not taken whole."""
     slowest: float = 0.0
     """Seconds that the longest performance took, up to its ending."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -241,7 +250,9 @@ class ScriptPlayer:
     """Engines on two ports, of the OpenAI protocol and of Triton's alike. They answer each request by its id, once it
     has been announced in `plays`."""
 
-    def __init__(self) -> None:
+    def __init__(self, send_buffer: int | None = None) -> None:
+        """`send_buffer`: what the kernel may hold of what is sent, in bytes."""
+        self._send_buffer = send_buffer
         self.plays: dict[str, Play] = {}
         self.ports: list[int] = []
         self._listening: list[socket.socket] = []
@@ -274,6 +285,8 @@ class ScriptPlayer:
         while True:
             connection, _ = await loop.sock_accept(listening)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._send_buffer is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
             self._start(self._serve(connection, listening.getsockname()[1]))
 
     async def _serve(self, connection: socket.socket, port: int) -> None:
@@ -310,7 +323,7 @@ async def _perform(connection: socket.socket, play: Play) -> bool:
     script, started = play.script, loop.time()
     play.played += 1
     try:
-        await _send(connection, script.writes)
+        await _send(connection, script.writes, play)
         if script.ending is Ending.CLOSE:
             connection.shutdown(socket.SHUT_WR)
     except OSError:  # the gateway hung up in the middle of it
@@ -326,7 +339,7 @@ async def _perform(connection: socket.socket, play: Play) -> bool:
     return True
 
 
-async def _send(connection: socket.socket, writes: list[bytes]) -> None:
+async def _send(connection: socket.socket, writes: Sequence[bytes], play: Play | None = None) -> None:
     """Send, with time between two writes for the other side to read the first."""
     loop = asyncio.get_running_loop()
     for number, data in enumerate(writes):
@@ -334,6 +347,8 @@ async def _send(connection: socket.socket, writes: list[bytes]) -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         await loop.sock_sendall(connection, data)
+        if play is not None:
+            play.sent += len(data)
 
 
 async def _read_request(connection: socket.socket) -> tuple[str, str] | None:
