@@ -21,18 +21,14 @@ from typing import Any
 import grpc
 
 from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, UpstreamError, closed
-from gateway.upstream.triton.answer import EarlyEndError
 from gateway.upstream.triton.cancels import Canceller
-from gateway.upstream.triton.choices import AnswerTooLongError, Choices, NotNumberedError
+from gateway.upstream.triton.choices import Choices
 from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.failures import from_message, from_status, is_stub_death
 from gateway.upstream.triton.prepare import one_choice_only, prepare
-from gateway.upstream.triton.text import TextChangedError
 from gateway.upstream.triton.tokens import TokenCodec
+from gateway.upstream.triton.unreadable import CHOICES_IGNORED, UNREADABLE, unreadable
 from gateway.upstream.triton.vitals import Vitals
-
-CHOICES_IGNORED = "choices_ignored"
-"""Code of the error that tells `on_failure` of an engine that makes one answer where several were asked for."""
 
 _TRAILING_MESSAGES = 2
 """Messages read after the last one that counts, in search of the stream's end."""
@@ -178,17 +174,9 @@ class TritonCall:
                 self.answering = True
             if inferred.parameters["triton_final_response"].bool_param or choices.overrun:
                 events += self._finish()
-        except TextChangedError:
-            raise self._failure(Failure.PROTOCOL, "took back text it had sent", "upstream_protocol") from None
-        except ValueError as error:
-            raise self._failure(Failure.PROTOCOL, f"sent a malformed answer: {error}", "upstream_protocol") from None
-        except AnswerTooLongError:
-            raise self._failure(Failure.PROTOCOL, "sent an answer that is too long", "answer_too_long") from None
-        except NotNumberedError:
-            self._failure(Failure.ENGINE, "makes one answer only", CHOICES_IGNORED, 400)
-            raise one_choice_only() from None
-        except EarlyEndError as error:
-            raise self._failure(Failure.ENGINE, f"ended the answer early ({error})", "engine_error", 500) from None
+        except UNREADABLE as error:
+            judged = self._judged(unreadable(error, self._endpoint), None)
+            raise (one_choice_only() if judged.code == CHOICES_IGNORED else judged) from None
         return events
 
     def _finish(self) -> bytes:

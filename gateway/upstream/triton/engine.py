@@ -19,7 +19,7 @@ import msgspec
 from gateway.chat_template import compile_template
 from gateway.upstream.base import EngineCall, EngineRequest, Failure, ProbeReport, UpstreamError
 from gateway.upstream.http_connection import ConnectionPool
-from gateway.upstream.triton.call import CHOICES_IGNORED, TritonCall
+from gateway.upstream.triton.call import TritonCall
 from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.contract import Contract, ContractError, detect
 from gateway.upstream.triton.control import Control, GrpcControl
@@ -32,6 +32,7 @@ from gateway.upstream.triton.raw import RawTriton
 from gateway.upstream.triton.stops import StopTarget, engine_models, is_unique, stop_request, stop_target
 from gateway.upstream.triton.tensors import build_request
 from gateway.upstream.triton.tokens import TokenizerError
+from gateway.upstream.triton.unreadable import CHOICES_IGNORED
 from gateway.upstream.triton.vitals import TOKEN_DEADLINE_S, Sign, Vitals
 from router.fleet import Endpoint, Pool
 from router.spec.units import seconds

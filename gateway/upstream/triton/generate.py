@@ -23,27 +23,18 @@ from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, Upst
 from gateway.upstream.collected import Collected
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
-from gateway.upstream.triton.answer import EarlyEndError
-from gateway.upstream.triton.call import CHOICES_IGNORED, seen
+from gateway.upstream.triton.call import seen
 from gateway.upstream.triton.cancels import Canceller
-from gateway.upstream.triton.choices import ANSWER_LIMIT, AnswerTooLongError, Choices, NotNumberedError
+from gateway.upstream.triton.choices import ANSWER_LIMIT, Choices
 from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.failures import MODEL_DEAD, from_http, from_message
 from gateway.upstream.triton.generate_form import EngineSaysError, EventDecoder, error_text, generate_request
 from gateway.upstream.triton.prepare import one_choice_only, prepare
-from gateway.upstream.triton.text import TextChangedError
 from gateway.upstream.triton.tokens import TokenCodec
+from gateway.upstream.triton.unreadable import CHOICES_IGNORED, UNREADABLE, unreadable
 from gateway.upstream.triton.vitals import Vitals
 
-_READING = (
-    EngineSaysError,
-    EarlyEndError,
-    NotNumberedError,
-    AnswerTooLongError,
-    TextChangedError,
-    ValueError,
-    RecursionError,
-)
+_READING = (EngineSaysError, *UNREADABLE)
 """What reading an answer may raise."""
 
 
@@ -237,7 +228,8 @@ class _Translator:
             return
         self._over = True
         if not self._heard:
-            raise self._failure(Failure.LOST_BEFORE_ANSWER, "ended its answer without a word", "upstream_lost")
+            message = f"Engine {self._endpoint} ended its answer without a word."
+            raise UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "upstream_lost")
         try:
             self._events.append(self._choices.finish())
         except _READING as error:
@@ -259,19 +251,9 @@ class _Translator:
 
     def _failed(self, error: Exception) -> UpstreamError:
         """What an error in reading the answer says of the engine."""
-        match error:
-            case EngineSaysError():
-                return from_message(str(error), endpoint=self._endpoint, received=self._choices.started)
-            case EarlyEndError():
-                return self._failure(Failure.ENGINE, f"ended the answer early ({error})", "engine_error", 500)
-            case NotNumberedError():
-                return self._failure(Failure.ENGINE, "makes one answer only", CHOICES_IGNORED, 400)
-            case AnswerTooLongError():
-                return self._failure(Failure.PROTOCOL, "sent an answer that is too long", "answer_too_long")
-            case TextChangedError():
-                return self._failure(Failure.PROTOCOL, "took back text it had sent", "upstream_protocol")
-            case _:
-                return self._failure(Failure.PROTOCOL, f"sent a malformed answer: {error}", "upstream_protocol")
+        if isinstance(error, EngineSaysError):
+            return from_message(str(error), endpoint=self._endpoint, received=self._choices.started)
+        return unreadable(error, self._endpoint)
 
     def _flush(self) -> None:
         if self._client is not None and self._events:
@@ -279,9 +261,6 @@ class _Translator:
             self._account.body_bytes += len(events)
             self._client.write(events)
             self._events.clear()
-
-    def _failure(self, failure: Failure, what: str, code: str, status: int = 502) -> UpstreamError:
-        return UpstreamError(failure, f"Engine {self._endpoint} {what}.", status, code)
 
 
 def _before_any_text(error: UpstreamError) -> UpstreamError:
