@@ -19,7 +19,9 @@ def test_every_router_module_without_io_is_held_to_purity() -> None:
 def test_no_lock_file_names_a_package_index() -> None:
     locks = sorted((ROOT / "requirements").glob("*.txt"))
     assert [lock.name for lock in locks] == ["base.txt", "dev.txt", "local.txt", "weights.txt"]
-    for lock in locks:
+    peers = sorted((ROOT / "requirements" / "peers").glob("*.txt"))
+    assert peers, "what the benches compare with"
+    for lock in (*locks, *peers):
         assert "://" not in lock.read_text()
         assert "--hash=sha256:" in lock.read_text()
 
