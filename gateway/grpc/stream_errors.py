@@ -41,4 +41,4 @@ def refused_before_the_model(error: Exception | None, request_id: str) -> bool:
 def ended_early(endpoint: str) -> UpstreamError:
     """The failure of a request whose stream ended without an answer to it."""
     message = f"Engine {endpoint} ended its stream before it answered."
-    return UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "upstream_lost")
+    return UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "engine_lost")

@@ -198,7 +198,7 @@ def _fault(status: int, body: bytes, attempt: Attempt, engine: TritonEngine, sen
     id_ = attempt.endpoint.id
     if _STUB_DEAD.match(body):
         message = f"Engine {id_} was lost before it answered: its model process has died."
-        fault = UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "upstream_lost")
+        fault = UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "engine_lost")
         engine.vitals.failed(fault, process_dead=True)
         return fault
     if status == 503:

@@ -81,7 +81,7 @@ class TritonCall:
         request, self._request = self._request, None  # the prompt is not needed once it has been sent
         assert request is not None
         if self._contract is None:
-            raise self._failure(Failure.BUSY, "has not been probed yet", "upstream_unreachable", 503)
+            raise self._failure(Failure.BUSY, "has not been probed yet", "engine_not_ready", 503)
         message, self._choices = await prepare(request, self._contract, self._attempt_id, self._codec)
         self._dispatch(message, request.headers)
         stream = request.stream
@@ -132,7 +132,7 @@ class TritonCall:
         try:
             self._rpc = self._send(message, metadata=(*headers, ("triton_grpc_error", "true")))
         except grpc.aio.UsageError:
-            raise self._failure(Failure.CONNECT, "has left the fleet", "upstream_unreachable") from None
+            raise self._failure(Failure.CONNECT, "has left the fleet", "connect_failed") from None
         self._vitals.watch(self)
 
     async def _open_stream(self) -> AnswerHead:
@@ -154,7 +154,7 @@ class TritonCall:
         choices = self._choices
         if response is None:
             if not choices.started:
-                raise self._failure(Failure.LOST_BEFORE_ANSWER, "ended its answer before any text", "upstream_lost")
+                raise self._failure(Failure.LOST_BEFORE_ANSWER, "ended its answer before any text", "engine_lost")
         elif response.error_message:
             raise self._judged(
                 from_message(
@@ -202,7 +202,7 @@ class TritonCall:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise (self._error or self._failure(Failure.DIED, "has left the fleet", "upstream_died")) from None
+            raise (self._error or self._failure(Failure.DIED, "has left the fleet", "engine_died")) from None
         if self._error is not None:
             raise self._error
         self.last_read = self._loop.time()

@@ -81,7 +81,8 @@ class TritonEngine:
         contract, codec = self._contract, self._tokenizer.codec
         if request.pool.spec.transport == "http":
             if contract is None or self._decoder is None or self.http is None:
-                raise UpstreamError(Failure.BUSY, f"Engine {self._endpoint.id} has not been probed yet.", 503)
+                message = f"Engine {self._endpoint.id} has not been probed yet."
+                raise UpstreamError(Failure.BUSY, message, 503, "engine_not_ready")
             return GenerateCall(
                 request, contract, codec, attempt_id, self.http, self._decoder,
                 self._canceller, self.vitals, self._on_failure,

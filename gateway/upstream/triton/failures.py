@@ -57,7 +57,7 @@ def from_status(code: grpc.StatusCode, details: str | None, *, endpoint: str, re
     if code is grpc.StatusCode.CANCELLED:
         return _cut_off(text, endpoint, received) if received else _busy(503, endpoint, "cancelled the request")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return UpstreamError(Failure.TIMEOUT, f"Engine {endpoint} ran out of time.", 504, "upstream_timeout")
+        return UpstreamError(Failure.TIMEOUT, f"Engine {endpoint} ran out of time.", 504, "engine_timeout")
     if code is grpc.StatusCode.UNAVAILABLE:
         if not received and _NEVER_CONNECTED.search(text):
             failure = Failure.CONNECT if _NOBODY_THERE.search(text) else Failure.NO_CONNECTION
@@ -154,7 +154,7 @@ def _busy(status: int, endpoint: str, what: str) -> UpstreamError:
 def _cut_off(text: str, endpoint: str, received: bool) -> UpstreamError:
     reason = _ADDRESS.sub("", text)[:_MESSAGE_LIMIT]
     if received:
-        return UpstreamError(Failure.DIED, f"Engine {endpoint} broke off its answer: {reason}", 502, "upstream_died")
+        return UpstreamError(Failure.DIED, f"Engine {endpoint} broke off its answer: {reason}", 502, "engine_died")
     return UpstreamError(
-        Failure.LOST_BEFORE_ANSWER, f"Engine {endpoint} was lost before it answered: {reason}", 502, "upstream_lost"
+        Failure.LOST_BEFORE_ANSWER, f"Engine {endpoint} was lost before it answered: {reason}", 502, "engine_lost"
     )

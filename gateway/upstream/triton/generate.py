@@ -229,7 +229,7 @@ class _Translator:
         self._over = True
         if not self._heard:
             message = f"Engine {self._endpoint} ended its answer without a word."
-            raise UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "upstream_lost")
+            raise UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "engine_lost")
         try:
             self._events.append(self._choices.finish())
         except _READING as error:
@@ -267,4 +267,4 @@ def _before_any_text(error: UpstreamError) -> UpstreamError:
     """An answer that broke off before its first text is one that was lost: it may be tried elsewhere."""
     if error.failure is not Failure.DIED:
         return error
-    return replace(error, failure=Failure.LOST_BEFORE_ANSWER, code="upstream_lost")
+    return replace(error, failure=Failure.LOST_BEFORE_ANSWER, code="engine_lost")

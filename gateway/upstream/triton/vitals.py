@@ -145,9 +145,9 @@ class Vitals:
             if call.paused or now - call.last_read < QUIET_S:
                 continue
             if call.answering:
-                what, failure, code = "broke off its answer", Failure.DIED, "upstream_died"
+                what, failure, code = "broke off its answer", Failure.DIED, "engine_died"
             else:
-                what, failure, code = "was lost before it answered", Failure.LOST_BEFORE_ANSWER, "upstream_lost"
+                what, failure, code = "was lost before it answered", Failure.LOST_BEFORE_ANSWER, "engine_lost"
             call.abort(
                 UpstreamError(failure, f"Engine {self._endpoint} {what}: its model process has died.", 502, code)
             )
