@@ -8,6 +8,7 @@ fronts, so that one alert fits all.
 import msgspec
 from grpc import StatusCode
 
+from gateway.http import errors
 from gateway.metrics import CLIENT_GONE
 from gateway.upstream.base import Failure, UpstreamError
 from gateway.upstream.triton.raw import EngineStatusError
@@ -54,7 +55,7 @@ class Status(msgspec.Struct, frozen=True):
 
 OK = Status(StatusCode.OK)
 GONE = Status(StatusCode.CANCELLED, "the client has gone")
-INTERNAL = Status(StatusCode.INTERNAL, "The gateway failed to handle the request.")
+INTERNAL = Status(StatusCode.INTERNAL, errors.INTERNAL.message)
 
 
 def status_of(error: ApiError | UpstreamError | MalformedError) -> Status:

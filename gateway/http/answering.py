@@ -11,15 +11,13 @@ from collections.abc import Callable
 
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.http.client_response import NOBODY, ClientResponse, Headers
-from gateway.http.errors import as_api_error, error_event
+from gateway.http.errors import INTERNAL, as_api_error, error_event
 from gateway.http.placement import placement
 from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
 from gateway.upstream.base import UpstreamError
 from router.errors import ApiError
 
 logger = logging.getLogger(__name__)
-
-_INTERNAL = ApiError(500, "The gateway failed to handle the request.", "server_error", code="internal_error")
 
 Shape = Callable[[ApiError], bytes]
 """An error in the shape of an API: the body of its answer, JSON."""
@@ -75,7 +73,7 @@ class Answering:
             if response.started:
                 response.abort()
             else:
-                refuse(response, _INTERNAL, self._shape, self._exchange)
+                refuse(response, INTERNAL, self._shape, self._exchange)
 
     def _count(self, api: str) -> None:
         exchange, response = self._exchange, self._response

@@ -34,7 +34,7 @@ from aiohttp.http_writer import HttpVersion11
 from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 
-from gateway.http.errors import error_body
+from gateway.http.errors import INTERNAL, error_body
 from gateway.request_ids import new_request_id
 from gateway.upstream.http_connection import reset
 from router.errors import ApiError
@@ -129,7 +129,7 @@ class ClientProtocol(RequestHandler):
         """The answer to what is not HTTP (400), and to an exception nobody caught (500), in the API's error shape."""
         if status >= 500:
             logger.error("unhandled error on %s %s", request.method, request.path, exc_info=exc)
-            error = ApiError(status, "The gateway failed to handle the request.", "server_error", code="internal_error")
+            error = INTERNAL
         elif isinstance(exc, LineTooLong):
             status = 431
             error = ApiError(status, f"The request's head is too large: {exc.message}.", code="headers_too_large")

@@ -7,6 +7,8 @@ from router.errors import ApiError
 
 _NOT_NOW = frozenset({Failure.CONNECT, Failure.NO_CONNECTION, Failure.GATEWAY, Failure.BUSY})
 """Failures after which the same request may well succeed a little later."""
+INTERNAL = ApiError(500, "The gateway failed to handle the request.", "server_error", code="internal_error")
+"""What a client is told of a mistake of the gateway's. Not to be raised: it is shared."""
 _TYPES = {429: "rate_limit_error"}
 _encoder = msgspec.json.Encoder()
 
