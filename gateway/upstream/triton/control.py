@@ -24,6 +24,7 @@ from gateway.upstream.base import Failure, UpstreamError
 from gateway.upstream.triton.call import seen
 from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.failures import from_status, is_stub_death
+from gateway.upstream.triton.raw import SERVICE
 from gateway.upstream.triton.vitals import Sign
 
 _INT32_MAX = 2**31 - 1
@@ -78,11 +79,10 @@ class GrpcControl:
         )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
         serialize = service_pb2.ModelInferRequest.SerializeToString
-        service = "/inference.GRPCInferenceService/"
         self._infer_stream = self.channel.unary_stream(
-            service + "ModelStreamInfer", serialize, service_pb2.ModelStreamInferResponse.FromString
+            f"/{SERVICE}/ModelStreamInfer", serialize, service_pb2.ModelStreamInferResponse.FromString
         )
-        self._infer_once = self.channel.unary_stream(service + "ModelInfer", serialize, _only_response)
+        self._infer_once = self.channel.unary_stream(f"/{SERVICE}/ModelInfer", serialize, _only_response)
 
     def send(self, decoupled: bool) -> Callable[..., Any]:
         """What starts the RPC for a model."""

@@ -18,14 +18,21 @@ import msgspec
 
 from gateway.upstream.http_connection import ConnectionPool
 from gateway.upstream.triton.answer import COUNTS, Message
-from gateway.upstream.triton.contract import SEQUENCE, Contract
+from gateway.upstream.triton.contract import (
+    FINISH_REASON,
+    LOG_PROBS,
+    SEQUENCE,
+    TEXT,
+    TOKEN_COUNT,
+    TOKENS,
+    Contract,
+)
 from gateway.upstream.triton.tensors import unpack_row, unpack_texts
 
 _TEXT_LIMIT = 2000
 """Characters of an answer that is no error in Triton's form and is shown as one."""
 
-
-FIELDS = ("text", "tokens", "token_count", "log_probs", "finish_reason", SEQUENCE, *COUNTS)
+_FIELDS = (TEXT, TOKENS, TOKEN_COUNT, LOG_PROBS, FINISH_REASON, SEQUENCE, *COUNTS)
 """What a message may hold, by the names that contracts use."""
 
 
@@ -72,9 +79,9 @@ class EventDecoder:
 
     def __init__(self, contract: Contract) -> None:
         # An output that is not bound must not be taken for a field of the same name.
-        renamed = {field: contract.outputs.get(field, f"no output: {field}") for field in FIELDS}
+        renamed = {field: contract.outputs.get(field, f"no output: {field}") for field in _FIELDS}
         event = msgspec.defstruct(
-            "Event", [(field, Any, None) for field in FIELDS] + [("error", Any, None)], rename=renamed
+            "Event", [(field, Any, None) for field in _FIELDS] + [("error", Any, None)], rename=renamed
         )
         self._decoder = msgspec.json.Decoder(event)
 
