@@ -78,8 +78,7 @@ class EventHolder:
             if cut == len(payload):
                 return payload
             whole, rest = payload[:cut], payload[cut:]
-        elif cut or _ends_across(self._held, payload):
-            cut = cut or _first_boundary_across(self._held, payload)
+        elif cut := cut or _boundary_across(self._held, payload):
             whole, rest = bytes(self._held) + payload[:cut], payload[cut:]
             self._held.clear()
         else:
@@ -104,11 +103,7 @@ def _last_boundary(payload: bytes) -> int:
     return max(unix + 2 if unix >= 0 else 0, windows + 3 if windows >= 0 else 0)
 
 
-def _ends_across(held: bytearray, payload: bytes) -> bool:
-    return _first_boundary_across(held, payload) > 0
-
-
-def _first_boundary_across(held: bytearray, payload: bytes) -> int:
+def _boundary_across(held: bytearray, payload: bytes) -> int:
     """How much of `payload` ends a blank line that begins in `held`; 0 if none does."""
     seam = bytes(held[-2:]) + payload[:2]
     offset = min(len(held), 2)
