@@ -1,6 +1,7 @@
 """Engines' own words, by whose fault they tell of."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -44,7 +45,9 @@ OWN = [
         lambda message: {"detail": message},
     ],
 )
-def test_a_request_that_does_not_fit_is_the_clients_fault_in_every_engines_words(message: str, shape) -> None:  # type: ignore[no-untyped-def]
+def test_a_request_that_does_not_fit_is_the_clients_fault_in_every_engines_words(
+    message: str, shape: Callable[[str], object]
+) -> None:
     body = json.dumps(shape(message)).encode()
     assert is_clients_fault(body)
     assert is_clients_fault(body[:-1])  # cut off
