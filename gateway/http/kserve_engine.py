@@ -23,6 +23,8 @@ from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.collected import Collected
 from gateway.upstream.http_upload import HttpUpload
 from gateway.upstream.triton.engine import TritonEngine
+from gateway.upstream.triton.failures import is_stub_death
+from gateway.upstream.triton.generate_form import error_text
 from gateway.upstream.triton.vitals import Vitals
 from router.kserve_json import read_id
 from router.plan import Attempt, Plan
@@ -30,9 +32,6 @@ from router.plan import Attempt, Plan
 GENERATING = frozenset({"infer", "generate", "generate_stream"})
 """The operations that run the model."""
 
-_STUB_DEAD = re.compile(
-    rb"""(?:data: )?\{"error":"(?:Failed to process[^"]*message: )?Stub process '[^'"]*' is not healthy"""
-)
 _NOT_SERVED = re.compile(rb"""\{"error":"Request for unknown model: '""")
 
 
@@ -196,7 +195,7 @@ def _call(exchange: Exchange, attempt: Attempt, engine: TritonEngine, sending: S
 def _fault(status: int, body: bytes, attempt: Attempt, engine: TritonEngine, sending: Sending) -> UpstreamError | None:
     """What an error says against the endpoint; None for an error of the request's own."""
     id_ = attempt.endpoint.id
-    if _STUB_DEAD.match(body):
+    if is_stub_death(error_text(body)):
         message = f"Engine {id_} was lost before it answered: its model process has died."
         fault = UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "engine_lost")
         engine.vitals.failed(fault, process_dead=True)
