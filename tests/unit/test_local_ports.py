@@ -47,11 +47,12 @@ def test_a_used_port_is_named_with_the_option_that_changes_it(used_port: socket.
     assert error.value.exit_code == 2
 
 
-def test_a_used_middle_port_of_a_triton_is_found_before_anything_starts(used_port: socket.socket) -> None:
-    grpc = used_port.getsockname()[1]
-    http, admin = free_ports(2)
-    with used_port, pytest.raises(LocalFleetError, match=f"port {grpc} for the Triton server triton-a is in use"):
-        settle_ports(PortOptions(http, admin, triton_a=grpc - 1))
+def test_a_used_middle_port_of_a_triton_is_found_before_anything_starts() -> None:
+    http, admin, *others = free_ports(20)
+    grpc = next(port for port in others if is_free(port - 1) and port - 1 not in (http, admin))
+    with socket.create_server((LOOPBACK, grpc)):
+        with pytest.raises(LocalFleetError, match=f"port {grpc} for the Triton server triton-a is in use"):
+            settle_ports(PortOptions(http, admin, triton_a=grpc - 1))
 
 
 def test_one_port_for_two_parts_is_refused() -> None:
