@@ -22,6 +22,7 @@ from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.errors import as_api_error
 from gateway.http.kserve_engine import GENERATING, Sending, open_answer
 from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
+from gateway.http.placement import placement
 from gateway.http.request_body import RequestBody
 from gateway.kserve import API, BODY_LIMIT, EXTENSIONS
 from gateway.metrics import Metrics
@@ -191,7 +192,7 @@ class KServeFront:
         exchange.streamed = head.events
         headers = tuple((name, value) for name, value in head.headers if name in PASSED_RESPONSE_HEADERS)
         length = None if head.events else head.content_length  # an error may be added to events
-        response.start(head.status, (*headers, ("x-headrace-endpoint", endpoint.id)), length)
+        response.start(head.status, (*headers, *placement(exchange)), length)
         if answer.error_body is not None:
             if answer.error_body:
                 response.write(answer.error_body)
