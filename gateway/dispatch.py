@@ -1,11 +1,11 @@
 """Running a plan: try its endpoints until one commits to an answer (`open_answer`), then relay the answer.
 
-Until an engine has committed, the client has been told nothing and another endpoint may be tried; after that, whatever
-happens is reported to the client and never retried. The two are separate calls so that the request, whose body may be
-large, is needed no longer than it may have to be sent again. Only failures that cannot have produced an answer are
-retried: no connection, a connection that ended before any answer, an engine that said it is busy. And only as many as
-the retry budget allows (`router.retry`): when it is spent, the client is told of the failure it would have been told of
-without anywhere else to go.
+Until an engine has committed, the client has been given no content, only signs of life if it streams
+(`gateway.http.pings`), and another endpoint may be tried; after that, whatever happens is reported to the client and
+never retried. The two are separate calls so that the request, whose body may be large, is needed no longer than it may
+have to be sent again. Only failures that left no answer begun are retried: no connection, an answer that ended before
+any content, an engine that said it is busy. And only as many as the retry budget allows (`router.retry`): when it is
+spent, the client is told of the failure it would have been told of without anywhere else to go.
 """
 
 import logging

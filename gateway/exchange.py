@@ -1,11 +1,12 @@
 """One client request and everything it owns.
 
 An `Exchange` is opened when a request comes in and closed once, whichever way it ends: answered, refused, cancelled by
-the client, timed out, drained. Closing it releases the engine call (which stops the engine if it is still at work) and
-the endpoint's in-flight count; both hang on it alone, so nothing can be counted twice or forgotten.
+the client, timed out, drained. Closing it releases the engine call (which stops the engine if it is still at work), the
+endpoint's in-flight count or trial, and the place in the retry budget; all hang on it alone, so nothing can be counted
+twice or forgotten.
 
-`LiveExchanges` knows the open ones and holds their deadlines: one sweep over all of them, at a quarter of the shortest
-timeout in force, instead of a timer per request that every chunk would have to move.
+`LiveExchanges` knows the open ones, holds their deadlines and sends their signs of life: one sweep over all of them, at
+a quarter of the shortest time in force, instead of a timer per request that every chunk would have to move.
 """
 
 import asyncio
