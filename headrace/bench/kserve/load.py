@@ -78,10 +78,9 @@ class Load:
             async with asyncio.TaskGroup() as group:
                 for caller in callers:
                     group.create_task(caller)
-        except* grpc.aio.AioRpcError as group_error:
-            raise self._refused(group_error.exceptions[0]) from None
-        except* BenchError as group_error:
-            raise group_error.exceptions[0] from None
+        except ExceptionGroup as failed:  # not except*: before CPython 3.11.4 what that raises comes in a group again
+            first = failed.exceptions[0]
+            raise (self._refused(first) if isinstance(first, grpc.aio.AioRpcError) else first) from None
 
     def _refused(self, error: Any) -> BenchError:
         return BenchError(f"{self._name} answered {error.code().name}: {error.details()}")
