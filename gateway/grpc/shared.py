@@ -22,6 +22,7 @@ from gateway.grpc.call import StreamCall
 from gateway.grpc.stream_errors import ended_early, raise_if_retryable, reported
 from gateway.grpc.turns import Turn
 from gateway.upstream.base import Failure, UpstreamError, closed
+from gateway.upstream.triton.call import seen
 from gateway.upstream.triton.raw import RawTriton
 from router.kserve import Inference
 from router.plan import Attempt, Plan
@@ -128,7 +129,7 @@ class SharedStream:
         if self._reader is not None and not self.broken:
             self.broken = True
             self._closing = asyncio.ensure_future(self._rpc.done_writing())
-            self._closing.add_done_callback(_seen)
+            self._closing.add_done_callback(seen)
 
     async def _open(self, exchange: Exchange, message: bytes, found: Inference, decided: Plan) -> bytes:
         """The first answer, of the first endpoint that gives one."""
@@ -206,8 +207,3 @@ class SharedStream:
         pending.exchange.begin_attempt(self._attempt)
         pending.last_read = self._session.requests.live.now()
         pending.exchange.call, self._call.request_id = pending, pending.found.id
-
-
-def _seen(closing: "asyncio.Future[None]") -> None:
-    if not closing.cancelled():
-        closing.exception()
