@@ -14,11 +14,9 @@ from typing import Final
 
 import uvloop
 
-from headrace.bench.figures import BenchError
 from headrace.bench.kserve.load import Load
-from headrace.bench.processes import environment
+from headrace.bench.processes import output_of
 from headrace.local.ports import LOOPBACK
-from headrace.local.tether import tethered
 
 _READ_S: Final = 120.0
 
@@ -42,27 +40,9 @@ async def read_bare(port: int, streams: int, at_once: int, messages: int) -> flo
         BenchError: it failed.
     """
     options = {"engine": f"{LOOPBACK}:{port}", "streams": streams, "at-once": at_once, "messages": messages}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace.bench.relay.bare_reader"),
-        *(f"--{name}={value}" for name, value in options.items()),
-        env=dict(environment()),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=tethered(),
-    )
-    try:
-        async with asyncio.timeout(_READ_S):
-            printed, said = await process.communicate()
-    except TimeoutError:
-        raise BenchError(f"the bare gRPC client did not end within {_READ_S:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise BenchError(f"the bare gRPC client failed: {said.decode(errors='replace').strip()[-1000:]}")
-    return float(json.loads(printed)["cpu_s"])
+    module = (sys.executable, "-m", "headrace.bench.relay.bare_reader")
+    command = (*module, *(f"--{name}={value}" for name, value in options.items()))
+    return float(json.loads(await output_of("the bare gRPC client", command, _READ_S))["cpu_s"])
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.bench.figures import BenchError
+from headrace.bench.processes import output_of
 from headrace.local.run_dir import RunDir
 
 _COMPILE_S: Final = 60.0
@@ -43,21 +44,6 @@ async def compile_programs(run: RunDir) -> Programs:
 
 async def _compile(compiler: str, name: str, folder: Path) -> Path:
     program, source = folder / name, Path(__file__).with_name(f"{name}.c")
-    process = await asyncio.create_subprocess_exec(
-        *(compiler, "-O2", "-o", str(program), str(source)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        async with asyncio.timeout(_COMPILE_S):
-            said, _ = await process.communicate()
-    except TimeoutError:
-        raise BenchError(f"{compiler} did not compile {source.name} within {_COMPILE_S:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        raise BenchError(f"{compiler} cannot compile {source.name}: {said.decode(errors='replace')[-1000:]}")
+    command = (compiler, "-O2", "-o", str(program), str(source))
+    await output_of(f"compiling {source.name} with {compiler}", command, _COMPILE_S)
     return program
