@@ -25,8 +25,8 @@ HASTY = TimeoutSpec(first_byte="200ms", idle="100ms")
 """How soon a silent engine is given up, where a script has it fall silent."""
 OUTER_S = 10.0
 """How long anything may take on a busy machine."""
-_TOO_SLOW_S = 0.05
-"""A script that is to be caught by a timeout is played again if the machine did not let it come so far in time."""
+_LATE_S = 0.04
+"""A machine that holds up this process for so long may have timeouts catch what they are not to catch."""
 
 
 def fleet(player: ScriptPlayer, hasty: TimeoutSpec) -> FleetSpec:
@@ -62,14 +62,20 @@ class Matrix:
         self.player = player
         self.running = running
         self._numbers = itertools.count()
+        self._late_at = float("-inf")
 
     async def check(self, script: Script, ask: Ask) -> None:
         """One request to an engine that does as `script` says, and one more. Raises AssertionError."""
-        for attempt in range(4):
-            play = await self._check(script, ask)
-            if play is None:
+        for attempt in range(10):
+            started = asyncio.get_running_loop().time()
+            try:
+                await self._check(script, ask)
+            except AssertionError:
+                if attempt == 9 or not _hasty(script) or self._late_at < started:
+                    raise
+            else:
                 return
-            assert attempt < 3, "the machine is too busy for deadlines of milliseconds"
+            await asyncio.sleep(0.1 * attempt)  # the machine is too busy for deadlines of milliseconds
 
     async def check_all(self, cases: Iterable[tuple[Script, Ask]], at_once: int = 24) -> int:
         """Check many cases side by side, and return how many there were; all that fail are told of."""
@@ -89,27 +95,30 @@ class Matrix:
         await self.running.until_idle(OUTER_S)
         return count
 
-    async def _check(self, script: Script, ask: Ask) -> Play | None:
-        """Returns the play if it was too slow to tell anything."""
+    async def watch(self) -> None:
+        """Note when the machine holds up this process."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LATE_S / 4
+            await asyncio.sleep(_LATE_S / 4)
+            if loop.time() - due > _LATE_S:
+                self._late_at = loop.time()
+
+    async def _check(self, script: Script, ask: Ask) -> None:
         healthy = HEALTHY_STREAM if ask.stream else HEALTHY
-        complete = ends(script)
-        hasty = script.ending is Ending.WAIT and not complete
-        route = route_name(ask.api.kserve, ask.elsewhere, hasty)
+        route = route_name(ask.api.kserve, ask.elsewhere, _hasty(script))
         client = Client(self.running.http_port)
         request_id, play = self.announce(script, healthy)
         next_id, _ = self.announce(healthy, healthy)
         try:
             async with asyncio.timeout(OUTER_S):
                 seen = await client.ask(ask.request(route, request_id))
-                if play.port is not None:
-                    await play.done.wait()
-                if hasty and play.slowest > _TOO_SLOW_S:
-                    return play
                 allowed = outcomes(script, ask)
                 assert any(one.fits(ask, seen) for one in allowed), _told("the client saw", script, ask, seen, allowed)
-                self._check_head(script, ask, seen, request_id)
+                self._check_head(ask, seen, request_id)
                 assert not seen.rest, _told("more than a response", script, ask, seen, allowed)
-                if not leaves_nothing(script) and script.ending is not Ending.RESET and play.port is not None:
+                await play.done.wait()
+                if not leaves_nothing(script) and script.ending is not Ending.RESET:
                     await self.running.until(
                         lambda: play.hung_up == play.played,
                         _told("the engine was not told", script, ask, seen, allowed),
@@ -124,7 +133,6 @@ class Matrix:
         finally:
             client.close()
             del self.player.plays[request_id], self.player.plays[next_id]
-        return None
 
     def announce(self, script: Script, other: Script) -> tuple[str, Play]:
         """Have a request answered by `script`; its id, and what becomes of it."""
@@ -132,7 +140,7 @@ class Matrix:
         play = self.player.plays[request_id] = Play(script, other)
         return request_id, play
 
-    def _check_head(self, script: Script, ask: Ask, seen: Seen, request_id: str) -> None:
+    def _check_head(self, ask: Ask, seen: Seen, request_id: str) -> None:
         if not seen.status:
             return
         headers = seen.headers
@@ -140,6 +148,11 @@ class Matrix:
         assert ask.version == "1.1" or "transfer-encoding" not in headers
         streamed = headers["content-type"] == "text/event-stream"
         assert ask.api.kserve or not streamed or headers["x-accel-buffering"] == "no"
+
+
+def _hasty(script: Script) -> bool:
+    """Whether it takes a timeout to bring the script to an end."""
+    return script.ending is Ending.WAIT and not script.garbage and not ends(script)
 
 
 def _told(what: str, script: Script, ask: Ask, seen: Seen, allowed: Sequence[object]) -> str:
@@ -151,4 +164,7 @@ def _told(what: str, script: Script, ask: Ask, seen: Seen, allowed: Sequence[obj
 async def running_matrix(hasty: TimeoutSpec = HASTY, send_buffer: int | None = None) -> AsyncIterator[Matrix]:
     """`send_buffer`: what the kernel may hold of an engine's, in bytes."""
     async with ScriptPlayer(send_buffer) as player, running_gateway(fleet(player, hasty)) as running:
-        yield Matrix(player, running)
+        matrix = Matrix(player, running)
+        watching = asyncio.create_task(matrix.watch())
+        yield matrix
+        watching.cancel()

@@ -81,7 +81,7 @@ class Script:
     status: str = "200 OK"
     framing: Framing = Framing.CHUNKED
     chunk: int | tuple[int, ...] = 0
-    """Body bytes in a chunk; 0: one part of the body, -1: all of it. More than one number: parts in each chunk, in
+    """Body bytes in a chunk; 0: one part of the body, -1: all of it. More than one number: those of each chunk in
     turn."""
     extension: bytes = b""
     """What follows each chunk's size."""
@@ -155,17 +155,15 @@ class Script:
             yield b"0" + self.extension + b"\r\n" + self.trailer + b"\r\n", False
 
     def _chunks(self) -> tuple[bytes, ...]:
-        if isinstance(self.chunk, tuple):
-            together, left, chunks = itertools.cycle(self.chunk), self.parts, []
-            while left:
-                count = next(together)
-                chunks.append(b"".join(left[:count]))
-                left = left[count:]
-            return tuple(chunks)
         if not self.chunk:
             return self.parts
-        size = self.chunk if self.chunk > 0 else len(self.body)
-        return tuple(self.body[start : start + size] for start in range(0, len(self.body), size))
+        turns = itertools.cycle(self.chunk if isinstance(self.chunk, tuple) else (self.chunk,))
+        left, chunks = self.body, []
+        while left:
+            size = next(turns)
+            chunks.append(left[:size] if size > 0 else left)
+            left = left[size:] if size > 0 else b""
+        return tuple(chunks)
 
     @property
     def wire(self) -> bytes:
@@ -240,8 +238,6 @@ class Play:
     """The connection has been used again after `script`."""
     sent: int = 0
     """Bytes of it that the kernel has taken, up to a write that it has not taken whole."""
-    slowest: float = 0.0
-    """Seconds that the longest performance took, up to its ending."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """`script` has been performed."""
 
@@ -319,8 +315,7 @@ class ScriptPlayer:
 
 async def _perform(connection: socket.socket, play: Play) -> bool:
     """Play the script. Returns whether the connection may still be used."""
-    loop = asyncio.get_running_loop()
-    script, started = play.script, loop.time()
+    script = play.script
     play.played += 1
     try:
         await _send(connection, script.writes, play)
@@ -330,7 +325,6 @@ async def _perform(connection: socket.socket, play: Play) -> bool:
         play.hung_up += 1
         return False
     finally:
-        play.slowest = max(play.slowest, loop.time() - started)
         play.done.set()
     if script.ending is Ending.RESET:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -123,6 +123,22 @@ async def test_an_engine_that_stops_in_the_middle(matrix: Matrix, stopped: str, 
     assert await matrix.check_all((script, ask) for script in deaths(stopped, ending) for ask in asks(script))
 
 
+def grouped(parts: tuple[bytes, ...], *counts: int) -> Script:
+    """So many events in each chunk."""
+    ends = itertools.accumulate(counts)
+    sizes = tuple(len(b"".join(parts[end - count : end])) for count, end in zip(counts, ends, strict=True))
+    return Script(parts, events=True, chunk=sizes)
+
+
+def across(event: bytes, offset: int, *, gone: bool = False) -> Script:
+    """A stream with `event` in two chunks of one read, which ends with it; then the rest, or the engine is gone."""
+    sizes = (len(TEXT), len(TEXT), offset, len(event) - offset, len(TEXT))
+    script = Script((TEXT, TEXT, event, TEXT), events=True, chunk=sizes)
+    end = len(replace(script, parts=script.parts[:3]).wire) - len(b"0\r\n\r\n")
+    start = script.wire.index(TEXT) + len(TEXT + b"\r\n")
+    return replace(script, cuts=(start, end), stop=end if gone else None, ending=Ending.RESET if gone else Ending.WAIT)
+
+
 SOUND = {
     "one event a chunk": both_kinds(),
     "all in one chunk": both_kinds(chunk=-1),
@@ -139,12 +155,14 @@ SOUND = {
     "drip, content-length": both_kinds(cuts=1, framing=Framing.LENGTH),
     "drip, until close": both_kinds(cuts=1, framing=Framing.CLOSE, ending=Ending.CLOSE),
     "drip, a byte a chunk": [replace(SHORT, chunk=1, cuts=1)],
-    "usage shares a chunk with text": [Script((TEXT, FINISH, USAGE, DONE), events=True, chunk=(1, 2))],
-    "usage shares a chunk with the end": [Script((TEXT, USAGE, DONE), events=True, chunk=(1, 2))],
-    "usage between comments": [Script((TEXT, COMMENT, USAGE, COMMENT, DONE), events=True, chunk=(1, 3))],
+    "usage shares a chunk with text": [grouped((TEXT, FINISH, USAGE, DONE), 1, 2, 1)],
+    "usage shares a chunk with the end": [grouped((TEXT, USAGE, DONE), 1, 2)],
+    "usage between comments": [grouped((TEXT, COMMENT, USAGE, COMMENT, DONE), 1, 3, 1)],
     "usage first": [Script((USAGE, TEXT, DONE), events=True)],
     "usage alone": [Script((USAGE, DONE), events=True)],
     "usage in chunks of some bytes": [replace(STREAM, chunk=size) for size in range(2, 40)],
+    "usage across chunks of one read": [across(USAGE, offset) for offset in range(1, len(USAGE))],
+    "the end mark across chunks of one read": [across(DONE, offset, gone=True) for offset in range(1, len(DONE))],
     "no usage in usage": [Script((NULL_USAGE, NULL_USAGE, USAGE, DONE), events=True)],
     "crlf": [Script(tuple(map(crlf, STREAM.parts)), events=True)],
     "crlf, a byte a chunk": [Script(tuple(map(crlf, STREAM.parts)), events=True, chunk=1)],
@@ -158,6 +176,7 @@ SOUND = {
     "an error at once": [Script((FAILED, DONE), events=True), Script((crlf(FAILED),), events=True)],
     "a refusal at once": [Script((REFUSED, DONE), events=True)],
     "an error at once, in drips": [Script((FAILED, DONE), events=True, cuts=9)],
+    "a refusal at once, in two reads": [Script((REFUSED, DONE), events=True, cuts=64)],
 }
 
 
@@ -272,7 +291,8 @@ def cases(draw: st.DrawFn) -> tuple[Script, Ask]:
         parts = draw(st.lists(st.binary(min_size=1, max_size=40) | st.just(PLAIN), min_size=1, max_size=4))
     else:
         parts = [draw(st.sampled_from([BROKEN, TOO_LONG, b"busy", b"{}"]))]
-    together = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
+    sizes = [len(part) for part in parts]
+    together = st.lists(st.integers(1, 200) | st.sampled_from(sizes), min_size=2, max_size=6).map(tuple)
     script = Script(
         tuple(parts),
         events,
