@@ -25,12 +25,10 @@ from gateway.fleet import LiveFleet
 from gateway.grpc.requests import Requests
 from gateway.grpc.stream import Streams
 from gateway.grpc.unary import QUERIES, Unary
-from gateway.kserve import BODY_LIMIT, EXTENSIONS
+from gateway.kserve import BODY_LIMIT, EXTENSIONS, any_servable, repository_index
 from gateway.listening import free_port
 from gateway.metrics import Metrics
 from gateway.upstream.triton.raw import SERVICE
-from router.fleet import Route
-from router.plan import SERVING
 from router.spec.units import host_and_port
 
 logger = logging.getLogger(__name__)
@@ -123,7 +121,7 @@ class GrpcFront:
         return _encoded(service_pb2.ServerLiveResponse(live=True))
 
     async def _ready(self, _: bytes, __: Any) -> bytes:
-        ready = self._serving() and any(_servable(route) for route in self._fleet.view.routes.values())
+        ready = self._serving() and any_servable(self._fleet.view, "grpc")
         return _encoded(service_pb2.ServerReadyResponse(ready=ready))
 
     async def _metadata(self, _: bytes, __: Any) -> bytes:
@@ -138,13 +136,8 @@ class GrpcFront:
         except Exception:  # protobuf's implementations raise different ones
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The request cannot be read.")
         response = service_pb2.RepositoryIndexResponse()
-        for name, route in sorted(self._fleet.view.routes.items()):
-            endpoints = _endpoints(route)
-            ready = _servable(route)
-            if endpoints is None or (asked.ready and not ready):
-                continue
-            reason = "" if ready else "; ".join(f"{e.id} {e.phase}" for e in endpoints[:5]) or "it has no endpoint"
-            response.models.add(name=name, version="1", state="READY" if ready else "UNAVAILABLE", reason=reason)
+        for model in repository_index(self._fleet.view, "grpc", only_ready=asked.ready):
+            response.models.add(name=model.name, version=model.version, state=model.state, reason=model.reason)
         return _encoded(response)
 
     async def _check(self, _: bytes, __: Any) -> bytes:
@@ -167,16 +160,6 @@ def _refusing(reason: str) -> Callable[[bytes, Any], Any]:
         raise AssertionError("abort raises")
 
     return refuse
-
-
-def _endpoints(route: Route) -> list[Any] | None:
-    """The Triton endpoints of a route, None if it is not meant to have any."""
-    pools = [pool for pool in route.all_pools if pool.spec.protocol == "triton"]
-    return [endpoint for pool in pools for endpoint in pool.endpoints] if pools else None
-
-
-def _servable(route: Route) -> bool:
-    return any(endpoint.phase in SERVING for endpoint in _endpoints(route) or ())
 
 
 def _encoded(message: Any) -> bytes:

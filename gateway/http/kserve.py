@@ -24,14 +24,13 @@ from gateway.http.kserve_engine import GENERATING, Sending, open_answer
 from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
 from gateway.http.placement import placement
 from gateway.http.request_body import RequestBody
-from gateway.kserve import API, BODY_LIMIT, EXTENSIONS
+from gateway.kserve import API, BODY_LIMIT, EXTENSIONS, any_servable, reachable, repository_index
 from gateway.metrics import Metrics
 from gateway.upstream.base import UpstreamError
 from gateway.upstream.collected import Collected
 from router.errors import ApiError, invalid
-from router.fleet import Endpoint, Route
 from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
-from router.plan import SERVING, Plan, plan
+from router.plan import Plan, plan
 
 PASSED_REQUEST_HEADERS = (
     "accept",
@@ -120,7 +119,7 @@ class KServeFront:
         _send_own(response, 200, msgspec.json.encode({"model_stats": found}))
 
     async def _index(self, request: web.BaseRequest, response: ClientResponse) -> None:
-        """The routes as a model repository; on demand those only that can be served."""
+        """The routes that have Triton behind them, as a repository's models."""
         try:
             body = RequestBody(request, response, READ_AHEAD_BYTES)
             said = await _read_ahead(body)
@@ -130,15 +129,15 @@ class KServeFront:
         except ApiError as error:
             refuse(response, error, _body)
         else:
-            routes = [r for r in self._fleet.view.routes.values() if _servable(r) or not only_ready]
-            _send_own(response, 200, msgspec.json.encode([_entry(route) for route in routes]))
+            models = repository_index(self._fleet.view, "http", only_ready=only_ready)
+            _send_own(response, 200, msgspec.json.encode(models))
 
     def _own(self, path: str, request: web.BaseRequest, response: ClientResponse) -> None:
         """What the gateway answers itself."""
         if path == "/v2/health/live":
             answer: tuple[int, bytes] | None = (200, b"")
         elif path == "/v2/health/ready":
-            answer = (200 if any(map(_servable, self._fleet.view.routes.values())) else 400, b"")
+            answer = (200 if any_servable(self._fleet.view, "http") else 400, b"")
         elif path == "/v2":
             said = {"name": "headrace", "version": version("headrace"), "extensions": EXTENSIONS}
             answer = (200, msgspec.json.encode(said))
@@ -242,31 +241,14 @@ def _passed_headers(request: web.BaseRequest) -> list[str]:
     return lines
 
 
-def _reachable(endpoint: Endpoint) -> bool:
-    return endpoint.spec.http is not None
-
-
-def _servable(route: Route) -> bool:
-    """Whether a request of this API for `route` would find an endpoint."""
-    pools = (pool for pool in route.all_pools if pool.spec.protocol == "triton")
-    return any(e.phase in SERVING and _reachable(e) for pool in pools for e in pool.endpoints)
-
-
 def _over_http(decided: Plan) -> Plan:
     """The plan without the endpoints that have no HTTP address. Raises a 400 ApiError if none has."""
-    attempts = tuple(attempt for attempt in decided.attempts if _reachable(attempt.endpoint))
+    attempts = tuple(attempt for attempt in decided.attempts if reachable(attempt.endpoint, "http"))
     if not attempts:
         raise invalid(
             f"No ready endpoint of {decided.route.name!r} has an `http` address in the fleet: call it over gRPC."
         )
     return Plan(decided.route, attempts)
-
-
-def _entry(route: Route) -> dict[str, str]:
-    """A route as a model of the repository index."""
-    if _servable(route):
-        return {"name": route.name, "state": "READY"}
-    return {"name": route.name, "state": "UNAVAILABLE", "reason": "no endpoint is ready"}
 
 
 def _unknown(asked: ModelPath) -> ApiError:
