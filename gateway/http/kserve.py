@@ -31,6 +31,7 @@ from gateway.upstream.collected import Collected
 from router.errors import ApiError, invalid
 from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
 from router.plan import Plan, plan
+from router.timeouts import TIMEOUTS_HEADER, read_timeouts
 
 PASSED_REQUEST_HEADERS = (
     "accept",
@@ -172,8 +173,11 @@ class KServeFront:
             response.close_after()
             raise _unknown(asked)
         start = await _read_ahead(body)
-        opening = _opening(asked, request, start) if asked.operation in GENERATING else Opening()
-        turn = next(self._turns) if asked.operation in GENERATING else 0
+        opening, turn = Opening(), 0
+        if asked.operation in GENERATING:
+            opening, turn = _opening(asked, request, start), next(self._turns)
+            if (asked_timeouts := request.headers.get(TIMEOUTS_HEADER)) is not None:
+                exchange.asked_timeouts = read_timeouts(asked_timeouts)
         prompt = view(asked.model, opening, request.headers.get("x-session-id"), turn)
         try:
             decided = _over_http(plan(prompt, self._fleet.view))

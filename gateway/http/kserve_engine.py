@@ -169,8 +169,8 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
 
 
 def _call(exchange: Exchange, attempt: Attempt, engine: TritonEngine, sending: Sending) -> HttpUpload:
-    pool = engine.http
-    assert pool is not None
+    pool, timeouts = engine.http, exchange.timeouts
+    assert pool is not None and timeouts is not None
     start, rest = sending.start, None if sending.whole else sending.body
     chunked = rest is not None and rest.length is None
     lines = [
@@ -188,8 +188,7 @@ def _call(exchange: Exchange, attempt: Attempt, engine: TritonEngine, sending: S
     make: Callable[..., HttpUpload] = HttpUpload
     if sending.path.operation in GENERATING:
         make = partial(_WatchedUpload, engine.vitals, partial(engine.stop, read_id(sending.start)))
-    connect = attempt.pool.timeouts.connect
-    return make(pool, (head, start), rest, connect, chunked=chunked, sent=exchange.still_sending)
+    return make(pool, (head, start), rest, timeouts.connect, chunked=chunked, sent=exchange.still_sending)
 
 
 def _fault(status: int, body: bytes, attempt: Attempt, engine: TritonEngine, sending: Sending) -> UpstreamError | None:

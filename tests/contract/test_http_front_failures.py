@@ -1,8 +1,10 @@
 """Triton's HTTP API when something goes wrong: clients that leave, engines that die, replicas that cannot serve."""
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, ProbeSpec, RouteSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec
 from tests.contract.http_front import Front, ask, fleet_of, http_front
 from tests.contract.triton_models_server import triton_models
 from tests.harness import FAST_PROBES, EngineConnection, ScriptedEngine, free_port, running_gateway
@@ -207,6 +209,47 @@ async def test_no_credential_and_no_hop_by_hop_header_reaches_the_engine(front: 
         assert request.headers["traceparent"] == "00-0-0-00"
         assert request.headers["endpoint-load-metrics-format"] == "text"
         assert request.headers["x-request-id"] == headers["x-request-id"]
+
+
+async def test_a_request_may_ask_for_shorter_deadlines(front: Front) -> None:
+    async def never(connection: EngineConnection) -> None:
+        await connection.client_gone()
+
+    with contextlib.ExitStack() as sockets:
+        full = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(2):  # all that its queue holds: further connections are made never
+            filling = sockets.enter_context(socket.socket())
+            filling.setblocking(False)
+            filling.connect_ex(full.getsockname())
+        async with ScriptedEngine(never) as engine:
+            ports = {"silent": engine.port, "full": full.getsockname()[1]}
+            pools = {
+                name: PoolSpec(
+                    protocol="triton",
+                    model="ensemble",
+                    endpoints=[EndpointSpec(id=name, grpc=front.triton.grpc, http=f"http://127.0.0.1:{port}")],
+                    probe=FAST_PROBES,
+                    timeouts=TimeoutSpec(connect="60s", first_byte="60s"),
+                )
+                for name, port in ports.items()
+            }
+            spec = FleetSpec(fleet="test", pools=pools, routes={name: RouteSpec(pool=name) for name in pools})
+            async with running_gateway(spec) as running:
+
+                async def refusal(route: str, timeouts: str) -> tuple[int, str]:
+                    headers = {"x-headrace-timeouts": timeouts}
+                    async with asyncio.timeout(5):
+                        status, _, body = await ask(
+                            running.url, f"/v2/models/{route}/generate", data=script(text="a"), headers=headers
+                        )
+                    return status, msgspec.json.decode(body, type=dict[str, str])["error"]
+
+                status, said = await refusal("silent", "soon")
+                assert (status, engine.requests) == (400, [])
+                assert said.startswith("Invalid x-headrace-timeouts header: 'soon' is none of connect, first_byte")
+                status, said = await refusal("silent", "first_byte=100ms")
+                assert (status, said) == (504, "The engine was silent for longer than the first_byte timeout of 0.1 s.")
+                assert (await refusal("full", "connect=100ms"))[0] == 503
 
 
 def memory(pid: int, which: str) -> int:
