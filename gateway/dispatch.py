@@ -46,7 +46,7 @@ class Engines(Protocol):
     def attempted(self, attempt: Attempt) -> None:
         """A request is being sent to an endpoint."""
 
-    def failed(self, endpoint: Endpoint, error: UpstreamError) -> None:
+    def failed(self, attempt: Attempt, error: UpstreamError) -> None:
         """A request failed at an endpoint."""
 
     def answered(self, attempt: Attempt) -> None:
@@ -116,7 +116,7 @@ async def first_willing(
             engines.attempted(attempt)
             sent = await send(attempt, engine)
         except UpstreamError as error:
-            engines.failed(attempt.endpoint, error)
+            engines.failed(attempt, error)
             lost += error.failure is Failure.LOST_BEFORE_ANSWER
             if not error.retryable or lost > MAX_LOST or attempt is attempts[-1]:
                 raise
@@ -166,6 +166,8 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
         try:
             head = await call.open()
         except UpstreamError as error:
+            if error.failure is Failure.NO_CONNECTION:
+                error.own_deadline = exchange.timeouts.connect < attempt.pool.timeouts.connect
             raise blamed(error) from None
         answer = OpenAnswer(attempt, head, call)
         if head.fault is not None:
@@ -192,11 +194,13 @@ async def relay(exchange: Exchange, response: ClientResponse, answer: OpenAnswer
             response.write(body.event)
         else:
             exchange.streamed = head.events
+            if not head.events:
+                exchange.ping = None  # there is no place for one in the middle of such a body
             if not response.started:
                 response.start(head.status, _headers(exchange, answer), head.content_length)
             await answer.call.relay(response)
     except UpstreamError as error:
-        engines.failed(answer.attempt.endpoint, error)
+        engines.failed(answer.attempt, error)
         _report(response, exchange, error)
     else:
         response.finish()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from gateway.relay.accounting import Account
-from gateway.upstream.base import Failure, LiveCall, UpstreamError
+from gateway.upstream.base import TOTAL_TIMEOUT, Failure, LiveCall, UpstreamError
 from router import outlier
 from router.fleet import Pool
 from router.plan import Attempt
@@ -137,17 +137,18 @@ class Exchange:
             return
         paused_since = self.client.paused_since
         if now - self.started > timeouts.total:
-            call.abort(_overdue("total", timeouts.total))
+            call.abort(_overdue(TOTAL_TIMEOUT, timeouts.total))
         elif not call.answering:
             if now - self.attempt_started > timeouts.first_byte:
-                call.abort(_overdue("first_byte", timeouts.first_byte))
+                usual = attempt.pool.timeouts.first_byte
+                call.abort(_overdue("first_byte_timeout", timeouts.first_byte, usual))
             else:
                 self._ping(now, self.started, attempt)
         elif paused_since:
             if now - paused_since > timeouts.idle:
                 self.client.abort()
         elif now - max(call.last_read, self.client.resumed_at) > timeouts.idle:
-            call.abort(_overdue("idle", timeouts.idle))
+            call.abort(_overdue("idle_timeout", timeouts.idle, attempt.pool.timeouts.idle))
         else:
             self._ping(now, call.last_read, attempt)
 
@@ -157,10 +158,11 @@ class Exchange:
             self.ping()
 
 
-def _overdue(which: str, limit: float) -> UpstreamError:
-    what = "The answer took" if which == "total" else "The engine was silent for"
-    message = f"{what} longer than the {which} timeout of {limit:g} s."
-    return UpstreamError(Failure.TIMEOUT, message, 504, f"{which}_timeout")
+def _overdue(code: str, limit: float, usual: float = 0.0) -> UpstreamError:
+    """The error for a deadline of `limit` seconds, where requests have `usual`."""
+    what = "The answer took" if code == TOTAL_TIMEOUT else "The engine was silent for"
+    message = f"{what} longer than the {code.removesuffix('_timeout')} timeout of {limit:g} s."
+    return UpstreamError(Failure.TIMEOUT, message, 504, code, own_deadline=limit < usual)
 
 
 class LiveExchanges:
@@ -186,7 +188,7 @@ class LiveExchanges:
 
     def hurry(self, shortest: float) -> None:
         """A request has come with deadlines of its own, the shortest of which is `shortest` seconds."""
-        if shortest / 4 < self._pause:
+        if max(shortest / 4, SWEEP_SHORTEST_S) < self._pause:
             self._hurry.set()
 
     def abort(self, error: UpstreamError) -> None:

@@ -122,19 +122,20 @@ class LiveFleet:
     def attempted(self, attempt: Attempt) -> None:
         self._metrics.attempts.values[attempt.endpoint.id, attempt.reason] += 1
 
-    def failed(self, endpoint: Endpoint, error: UpstreamError) -> None:
+    def failed(self, attempt: Attempt, error: UpstreamError) -> None:
         """Count a failed request; one that speaks against the endpoint's health has it probed at once."""
-        self._metrics.upstream_failures.values[endpoint.id, error.failure.value] += 1
-        if not error.endpoint_fault:
-            return
+        endpoint = attempt.endpoint
         member = self._members.get(endpoint.id)
         if member is None or member.endpoint.state is not endpoint.state:
+            return  # it has left the fleet, and its series with it
+        self._metrics.upstream_failures.values[endpoint.id, error.failure.value] += 1
+        if not error.endpoint_fault:
             return
         if error.failure is Failure.CONNECT:
             health.down(endpoint.state, error.message)
             self._spare_the_last(member.pool)
         member.wake.set()
-        self._judge(member, error)
+        self._judge(member, attempt, error)
 
     def answered(self, attempt: Attempt) -> None:
         """An endpoint on trial that answers is readmitted."""
@@ -150,12 +151,12 @@ class LiveFleet:
     def retry_refused(self, route: str) -> None:
         self._metrics.retries_refused.values[route,] += 1
 
-    def _judge(self, member: Member, error: UpstreamError) -> None:
+    def _judge(self, member: Member, attempt: Attempt, error: UpstreamError) -> None:
         """Count a failure that is an endpoint's fault; one too many ejects it."""
         endpoint, loop = member.endpoint, asyncio.get_running_loop()
         broke = error.failure in _CONNECTION_FAILURES
         lasts = health.request_failed(
-            endpoint, member.pool, error.message, loop.time(), connection=broke, jitter=random.random()
+            endpoint, member.pool, attempt, error.message, loop.time(), connection=broke, jitter=random.random()
         )
         if lasts is not None:
             record = endpoint.state.outlier

@@ -43,13 +43,13 @@ def down(state: EndpointState, detail: str) -> None:
 
 
 def request_failed(
-    endpoint: Endpoint, pool: Pool, message: str, now: float, *, connection: bool, jitter: float
+    endpoint: Endpoint, pool: Pool, request: object, message: str, now: float, *, connection: bool, jitter: float
 ) -> float | None:
-    """A request failed by the fault of an endpoint of `pool`; `connection` and `jitter` as for `outlier.failed` and
+    """`request` failed by the fault of an endpoint of `pool`; `connection` and `jitter` as for `outlier.failed` and
     `outlier.eject`. Returns for how many seconds that ejects the endpoint, None if it does not."""
     record, spec = endpoint.state.outlier, pool.spec.outlier
-    on_trial = record.trial is not None
-    counts = outlier.failed(record, now, connection=connection)
+    on_trial = record.trial is request
+    counts = outlier.failed(record, request, now, connection=connection)
     if not counts or not (on_trial or record.failures >= spec.failures):
         return None
     others = [other for other in pool.endpoints if other.state is not endpoint.state]

@@ -51,14 +51,15 @@ class Outlier:
         return f"{what}: {self.reason}"
 
 
-def failed(outlier: Outlier, now: float, *, connection: bool) -> bool:
-    """Count a failed request; `connection`: it was the connection that failed. Returns whether that is one more in a
-    row. An endpoint that is ejected has been judged: only its trial counts."""
-    if outlier.ejected and outlier.trial is None:
+def failed(outlier: Outlier, request: object, now: float, *, connection: bool) -> bool:
+    """Count that `request` failed; `connection`: it was the connection that failed. Returns whether that is one more in
+    a row. An endpoint that is ejected has been judged: only its trial counts."""
+    on_trial = outlier.trial is request
+    if outlier.ejected and not on_trial:
         return False
     if connection:
         same, outlier.broke_at = now - outlier.broke_at < SAME_INCIDENT_S, now
-        if same and outlier.trial is None:
+        if same and not on_trial:
             return False
     outlier.failures += 1
     return True

@@ -177,7 +177,7 @@ class SharedStream:
             self._end(failure)
             return
         if self._pending:
-            self._session.requests.fleet.failed(self._attempt.endpoint, error)
+            self._session.requests.fleet.failed(self._attempt, error)
         self._end(error)
 
     async def _hand_over(self, message: bytes, pending: _Pending) -> None:
@@ -186,7 +186,7 @@ class SharedStream:
         self._call.request_id = ""  # there is nothing to stop until the next answer is due
         if not wire.is_answer(message):
             error = reported(self._raw, message, pending.found)
-            self._session.requests.fleet.failed(self._attempt.endpoint, error)
+            self._session.requests.fleet.failed(self._attempt, error)
             if error.endpoint_fault:
                 self.finish()
             if error.retryable:

@@ -248,7 +248,7 @@ class Session:
             try:
                 return await self.requests.raw(attempt).decoupled(attempt.pool.spec.model)
             except UpstreamError as error:
-                self.requests.fleet.failed(attempt.endpoint, error)
+                self.requests.fleet.failed(attempt, error)
                 failure = error
         assert failure is not None
         raise failure
@@ -275,12 +275,12 @@ class Session:
             while answer is not None:
                 if not wire.is_answer(answer):
                     judged = raw.judged_text(wire.error_text(answer), found, received=True)
-                    requests.fleet.failed(attempt.endpoint, judged)
+                    requests.fleet.failed(attempt, judged)
                 await self.write(wire.renamed(answer, named))
                 first_write = first_write or requests.live.now()
                 answer = await call.read()
         except UpstreamError as error:
-            requests.fleet.failed(attempt.endpoint, error)
+            requests.fleet.failed(attempt, error)
             raise
         return first_write
 

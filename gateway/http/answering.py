@@ -54,6 +54,9 @@ class Answering:
                 self._tell(error)
             if self._api is not None:
                 self._count(self._api)
+        except Exception:  # the client has its answer: nothing may be added to it
+            logger.exception("request %s could not be answered or counted", self._request_id)
+            self._response.close_after()
         finally:
             self._exchange.__exit__()
         return isinstance(error, Exception)

@@ -205,7 +205,7 @@ class KServeFront:
         try:
             await answer.call.relay(response)
         except UpstreamError as error:
-            self._fleet.failed(endpoint, error)
+            self._fleet.failed(answer.attempt, error)
             if head.events:
                 response.write(b"data: %b\n\n" % _body(as_api_error(error)))
                 response.finish()

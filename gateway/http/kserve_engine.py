@@ -149,14 +149,14 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
         except UpstreamError as error:
             if sending.repeatable:
                 raise
-            engines.failed(attempt.endpoint, error)
+            engines.failed(attempt, error)
             raise as_api_error(error) from None
         answer = Answer(attempt, head, call, body)
         fault = _fault(head.status, said, attempt, engine, sending)
         if fault is not None:
             if sending.repeatable:
                 raise AnsweredError.of(fault, answer)
-            engines.failed(attempt.endpoint, fault)
+            engines.failed(attempt, fault)
         return answer
 
     try:

@@ -32,7 +32,7 @@ _LAST_READS = 3
 """The reads in which a stream's finish reason is looked for: it may be followed by usage and `[DONE]`."""
 
 
-_Tokens = Annotated[int, msgspec.Meta(ge=0)] | None
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None
 
 
 class _PromptDetails(msgspec.Struct):
@@ -47,7 +47,8 @@ class _Usage(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     usage: _Usage | None = None
-    choices: list[msgspec.Raw] = []
+    choices: list[msgspec.Raw] | None = None
+    error: msgspec.Raw | None = None
 
 
 _event = msgspec.json.Decoder(_Event)
@@ -74,6 +75,7 @@ class Account:
         "gap_total",
         "last_read",
         "prompt_tokens",
+        "read_before",
         "shows_usage",
     )
 
@@ -93,8 +95,8 @@ class Account:
         self.finish_reason = ""
         """That of the choice which ended last; empty if none is known."""
         self.body_bytes = 0
-        self.last_read = b""
-        """The last read that was passed on as it came."""
+        self.last_read = self.read_before = b""
+        """The last two reads that were passed on as they came."""
         self._last: deque[bytes] = deque(maxlen=_LAST_READS)
         self._seam = b""
 
@@ -127,18 +129,18 @@ class Account:
 
     def said(self, mark: re.Pattern[bytes]) -> bool:
         """Whether `mark` is in what was passed on last."""
-        return any(mark.search(read) is not None for read in (*self._last, self.last_read))
+        return any(mark.search(read) is not None for read in (*self._last, self.last_read, self.read_before))
 
     def finish(self) -> None:
         """The answer has ended: look for what its end says."""
         self._gaps.total += self.gap_total
         self.gap_total = 0.0
-        for read in (*reversed(self._last), self.last_read):
+        for read in (*reversed(self._last), self.last_read, self.read_before):
             if found := _REASON.findall(read):
                 self.finish_reason = found[-1].decode()
                 break
         self._last.clear()
-        self.last_read = b""
+        self.last_read = self.read_before = b""
         self._seam = b""
 
     def _read_event(self, event: bytes) -> bool:
@@ -151,7 +153,7 @@ class Account:
         if read.usage is None:
             return True
         self._count(read.usage)
-        return bool(read.choices)
+        return read.choices != [] or read.error is not None
 
     def count(self, prompt: int, completion: int, cached: int) -> None:
         """Take over an engine's usage, in tokens."""

@@ -56,6 +56,8 @@ class UpstreamError(Exception):
     message: str
     status: int = 502
     code: str = "upstream_error"
+    own_deadline: bool = field(default=False, kw_only=True)
+    """It was the request's own deadline that passed, shorter than its pool's: that says nothing of the engine."""
 
     def __str__(self) -> str:
         return self.message
@@ -68,7 +70,7 @@ class UpstreamError(Exception):
     @property
     def endpoint_fault(self) -> bool:
         """Whether it speaks against the endpoint's health: then it is probed at once, and counts."""
-        return self.failure not in _NOT_ITS_FAULT and self.code not in _NOT_ITS_DOING
+        return self.failure not in _NOT_ITS_FAULT and self.code not in _NOT_ITS_DOING and not self.own_deadline
 
 
 _REQUEST_CLOSED = "request_closed"

@@ -186,7 +186,7 @@ class HttpCall:
                 tally.gap_counts[bisect_left(GAP_BOUNDS, gap)] += 1
                 tally.gap_total += gap
                 tally.body_bytes += size
-                tally.last_read = data
+                tally.read_before, tally.last_read = tally.last_read, data
                 self.last_read = now
                 try:
                     write(data)

@@ -37,8 +37,8 @@ class Engines:
     def attempted(self, attempt: Attempt) -> None:
         self.told.append(f"attempted {attempt.endpoint.id}")
 
-    def failed(self, endpoint: Endpoint, error: UpstreamError) -> None:
-        self.told.append(f"failed {endpoint.id}")
+    def failed(self, attempt: Attempt, error: UpstreamError) -> None:
+        self.told.append(f"failed {attempt.endpoint.id}")
 
     def answered(self, attempt: Attempt) -> None:
         self.told.append(f"answered {attempt.endpoint.id}")

@@ -29,7 +29,10 @@ def pool(size: int, max_ejected: str = "50%") -> Pool:
 
 
 def fail(members: Pool, which: int, now: float, *, connection: bool = False) -> float | None:
-    return health.request_failed(members.endpoints[which], members, "it broke", now, connection=connection, jitter=0.5)
+    """A request fails; if there is one on trial at the endpoint, that one."""
+    endpoint = members.endpoints[which]
+    request = endpoint.state.outlier.trial or object()
+    return health.request_failed(endpoint, members, request, "it broke", now, connection=connection, jitter=0.5)
 
 
 def eject(members: Pool, which: int, now: float) -> float:
@@ -192,3 +195,19 @@ def test_the_last_endpoint_is_never_ejected_and_an_ejected_one_is_spared_when_it
     health.down(members.endpoints[1].state, "refused")
     assert health.spare_the_last(members, 1001.0) == [members.endpoints[0]]
     assert members.endpoints[0].phase == "ready"
+
+
+def test_only_its_trial_judges_an_endpoint_that_is_on_trial() -> None:
+    members = pool(4)
+    lasts = eject(members, 0, 1000.0)
+    record = members.endpoints[0].state.outlier
+    outlier.put_on_trial(record)
+    trial = object()
+    outlier.begin_trial(record, trial)
+    older = health.request_failed(
+        members.endpoints[0], members, object(), "it broke", 1000.0 + lasts, connection=True, jitter=0.5
+    )
+    assert older is None
+    assert record.trial is trial
+    outlier.answered(record, trial, 1001.0 + lasts, limit=LIMIT)
+    assert not record.ejected

@@ -10,6 +10,7 @@ from gateway.metrics import Metrics
 from gateway.upstream.base import Failure, ProbeReport, UpstreamError
 from gateway.upstream.openai import OpenAIEngine
 from router.fleet import Pool
+from router.plan import Attempt
 from router.spec.documents import file_documents
 from router.spec.fleet import EndpointSpec, ProbeSpec
 from tests.harness import one_pool
@@ -44,7 +45,7 @@ async def test_a_probe_that_was_asked_before_a_request_was_refused_readmits_nobo
         await until(lambda: len(answers) == 1)
         answers[0].set_result(ready)
         await until(lambda: len(answers) == 2)
-        fleet.failed(endpoint, REFUSED)
+        fleet.failed(Attempt(endpoint, fleet.view.pools["p"], "affinity"), REFUSED)
         answers[1].set_result(ready)
         await until(lambda: len(answers) == 3)
         answers[2].set_result(ready)

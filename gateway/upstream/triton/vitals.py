@@ -87,7 +87,12 @@ class Vitals:
 
     def given_up(self, call: Watched, error: UpstreamError) -> None:
         """A request is given up for a reason of ours; a deadline is one that tells of the engine."""
-        if error.failure is Failure.TIMEOUT and not call.paused and self._clock() - call.last_read > _STALL_S:
+        if (
+            error.failure is Failure.TIMEOUT
+            and not error.own_deadline
+            and not call.paused
+            and self._clock() - call.last_read > _STALL_S
+        ):
             self._doubted = self._clock()
 
     async def alive(self, generate: Callable[[], Awaitable[Sign]]) -> bool:
