@@ -4,12 +4,9 @@ import asyncio
 import contextlib
 import signal
 import socket
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import grpc
@@ -17,157 +14,19 @@ import msgspec
 import psutil
 import pytest
 import pytest_asyncio
-import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.listening import bind
 from gateway.upstream.triton.raw import SERVICE
 from headrace.workers import slot
 from headrace.workers.channel import REPORT_EVERY_S, Start
 from router.spec.documents import file_documents
-from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, RouteSpec
+from router.spec.fleet import EndpointSpec, GatewaySpec, RouteSpec
 from router.state.store import DocumentStore, Mark
-from tests.harness import DONE, ONE, STREAM, EngineConnection, ScriptedEngine, free_port, one_pool
+from tests.fault.worker_command import WORKERS, Command, HeldEngine, command, streams
+from tests.harness import DONE, STREAM, free_port, one_pool
 from tests.valkey import ValkeyProcess, servers_here
 
 STREAMS = 100
-WORKERS = 2
-
-
-@dataclass
-class HeldEngine(ScriptedEngine):
-    """An engine whose streams go on until they are let go."""
-
-    script: Callable[[EngineConnection], Awaitable[None]] = field(init=False)
-    held: list[asyncio.Event] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.script = self._hold
-
-    async def _hold(self, connection: EngineConnection) -> None:
-        self.held.append(let_go := asyncio.Event())
-        await connection.events(ONE)
-        await let_go.wait()
-        await connection.chunk(DONE)
-        await connection.end()
-
-    def let_go(self, count: int | None = None) -> None:
-        """Let the first `count` streams end, or all."""
-        for one in self.held[:count]:
-            one.set()
-
-
-class Client:
-    """One client's stream."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self.port = 0
-        """The client's own."""
-        self.received = b""
-        self.began = asyncio.Event()
-        self.ended = asyncio.create_task(self._run(session, url))
-
-    @property
-    def complete(self) -> bool:
-        return self.received == ONE + DONE
-
-    async def _run(self, session: aiohttp.ClientSession, url: str) -> None:
-        with contextlib.suppress(aiohttp.ClientError):
-            async with session.post(f"{url}/v1/chat/completions", json=STREAM) as response:
-                assert response.status == 200 and response.connection is not None
-                assert response.connection.transport is not None
-                self.port = response.connection.transport.get_extra_info("sockname")[1]
-                async for piece in response.content.iter_any():
-                    self.received += piece
-                    self.began.set()
-
-
-@contextlib.asynccontextmanager
-async def streams(url: str, count: int) -> AsyncIterator[list[Client]]:
-    """Streams that have begun."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        clients = [Client(session, url) for _ in range(count)]
-        try:
-            async with asyncio.timeout(20):
-                for client in clients:
-                    await client.began.wait()
-            yield clients
-        finally:
-            for client in clients:
-                client.ended.cancel()
-            await asyncio.gather(*(client.ended for client in clients), return_exceptions=True)
-
-
-@dataclass
-class Command:
-    """A running `headrace gateway --workers`."""
-
-    process: asyncio.subprocess.Process
-    addresses: GatewaySpec
-    log: Path
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.addresses.http}"
-
-    @property
-    def workers(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
-
-    async def get(self, path: str) -> str:
-        async with aiohttp.ClientSession() as session, session.get(f"http://{self.addresses.admin}{path}") as response:
-            return await response.text()
-
-    async def samples(self) -> dict[tuple[str, ...], float]:
-        """The value of each sample of a scrape, by its name and its labels."""
-        families = text_string_to_metric_families(await self.get("/metrics"))
-        samples = [sample for family in families for sample in family.samples]
-        return {(one.name, *map("=".join, sorted(one.labels.items()))): one.value for one in samples}
-
-    async def readiness(self) -> Any:
-        return msgspec.json.decode(await self.get("/readyz"))
-
-    async def until(self, holds: Callable[[Any], bool]) -> None:
-        """Wait for a condition of `/readyz`."""
-        async with asyncio.timeout(30):
-            while True:
-                with contextlib.suppress(aiohttp.ClientError):
-                    if holds(await self.readiness()):
-                        return
-                assert self.process.returncode is None, self.log.read_text()
-                await asyncio.sleep(0.02)
-
-    async def until_ready(self, serving: int = WORKERS) -> None:
-        """Wait until so many workers serve, and one of them can serve the route."""
-        await self.until(lambda state: state["detail"]["workers"]["serving"] == serving and state["status"] == "ready")
-
-    async def ends(self) -> int:
-        async with asyncio.timeout(20):
-            return await self.process.wait()
-
-
-@contextlib.asynccontextmanager
-async def command(folder: Path, spec: FleetSpec, addresses: GatewaySpec | None = None) -> AsyncIterator[Command]:
-    """Run the command for `spec`; whatever a test leaves of it is killed."""
-    addresses = addresses or GatewaySpec(
-        http=f"127.0.0.1:{free_port()}", admin=f"127.0.0.1:{free_port()}", grpc=f"127.0.0.1:{free_port()}"
-    )
-    file, log = folder / "fleet.yaml", folder / "log"
-    file.write_text(yaml.safe_dump(msgspec.to_builtins(msgspec.structs.replace(spec, gateway=addresses))))
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "headrace", "gateway", "--config", str(file), "--workers", str(WORKERS)),
-            stderr=output,
-        )
-    running = Command(process, addresses, log)
-    try:
-        yield running
-    finally:
-        if process.returncode is None:
-            for one in running.workers:
-                one.kill()
-            process.kill()
-        await process.wait()
 
 
 @pytest_asyncio.fixture(scope="module")
