@@ -168,7 +168,7 @@ async def test_the_engines_triton_model_repeats_all_its_text(engine: int) -> Non
 async def test_a_load_sees_every_piece_of_every_answer(load: Load, engine: int, stretch: Stretch) -> None:
     report = await load.run(engine, stretch, streams=40)
     assert (report.streams, report.errors, report.pieces) == (40, 0, 40 * stretch.chunks)
-    assert 0 < report.p50_us <= report.p99_us <= report.longest_us
+    assert 0 < report.p50_us <= report.p99_us
 
 
 async def test_a_load_says_when_every_stream_has_begun(load: Load, engine: int) -> None:

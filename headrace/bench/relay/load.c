@@ -82,11 +82,9 @@ static int64_t now_ns(void) {
 
 #define STEPS 32
 static int64_t histogram[64 * STEPS];
-static int64_t longest;
 
 static void note_time(int64_t ns) {
     if (ns < 0) ns = 0;
-    if (ns > longest) longest = ns;
     int power = ns < STEPS ? 0 : 63 - __builtin_clzll(ns) - 5;
     histogram[power * STEPS + (ns >> power)]++;
 }
@@ -399,9 +397,9 @@ static void report(void) {
     getrusage(RUSAGE_SELF, &usage);
     double cpu_s = usage.ru_utime.tv_sec + usage.ru_stime.tv_sec + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
     printf("{\"streams\":%lld,\"errors\":%lld,\"first_error\":\"%s\",\"pieces\":%lld,\"bytes\":%lld,\"most_open\":%d,"
-           "\"seconds\":%.6f,\"cpu_s\":%.6f,\"p50_us\":%.1f,\"p99_us\":%.1f,\"longest_us\":%.1f}\n",
+           "\"seconds\":%.6f,\"cpu_s\":%.6f,\"p50_us\":%.1f,\"p99_us\":%.1f}\n",
            (long long)good, (long long)bad, first_error, (long long)pieces, (long long)bytes, most_open,
-           (now_ns() - started) / 1e9, cpu_s, percentile_us(0.5), percentile_us(0.99), longest / 1e3);
+           (now_ns() - started) / 1e9, cpu_s, percentile_us(0.5), percentile_us(0.99));
 }
 
 int main(int count, char **arguments) {

@@ -33,7 +33,6 @@ class Report(msgspec.Struct, frozen=True):
     """The load's own CPU time."""
     p50_us: float
     p99_us: float
-    longest_us: float
     """How long pieces were on their way, from the engine's write to the load's read."""
 
 
