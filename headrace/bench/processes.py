@@ -3,7 +3,6 @@ one of them does."""
 
 import asyncio
 import os
-import resource
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final
 
@@ -66,10 +65,3 @@ async def unless_ended(supervisor: Supervisor, work: Coroutine[Any, Any, None]) 
         working.cancel()
         ending.cancel()
         await asyncio.wait([working, ending])
-
-
-def raise_file_limit() -> int:
-    """Let this process, and those it starts from now on, open as many files as the system allows; return how many."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard

@@ -7,8 +7,9 @@ from typing import Final
 
 from rich.console import Console
 
+from gateway.file_limit import raise_file_limit
 from headrace.bench.figures import Measured, Plan
-from headrace.bench.processes import raise_file_limit, unless_ended
+from headrace.bench.processes import unless_ended
 from headrace.bench.relay import figures
 from headrace.bench.relay.figures import FIGURES as FIGURES
 from headrace.bench.relay.load import Load
