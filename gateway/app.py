@@ -3,7 +3,7 @@
 Up: serve the admin port, follow the shared state and probe the engines once (never waiting long for either), then serve
 the clients. Down: say so in `/readyz`, stop accepting, let the streams finish, then close what they used.
 
-A gateway that is given its HTTP sockets is one of several workers of a supervisor, which does what is to be done once:
+A gateway that inherits its HTTP sockets is one of several workers of a supervisor, which does what is to be done once:
 it serves the admin port and publishes the fleet file; the gRPC port is then shared, too.
 """
 
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -30,7 +31,7 @@ from gateway.upstream.base import Failure, UpstreamError
 from router.fleet import Endpoint, FleetView
 from router.merge import MergedFleet
 from router.retry import RetryBudget
-from router.spec.documents import file_documents
+from router.spec.documents import Document, file_documents
 from router.spec.fleet import FleetSpec
 from router.spec.units import share, size_bytes
 from router.state.fleet import FleetState
@@ -46,6 +47,16 @@ _FIRST_PROBES_S = 3.0
 """How long the first round of probes may hold up the start; longer than a probe's default timeout."""
 
 
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a worker has from its supervisor."""
+
+    http: Sequence[socket.socket]
+    """Bound to `gateway.http`."""
+    documents: list[Document]
+    """The fleet, as long as Redis says nothing else."""
+
+
 class Gateway:
     """A gateway and its servers. Start it once, stop it once. What the admin API shows is read off it."""
 
@@ -57,16 +68,16 @@ class Gateway:
         spec: FleetSpec,
         content_hash: str,
         admin_token: str | None,
-        inherited: Sequence[socket.socket] | None = None,
+        inherited: Inherited | None = None,
     ) -> None:
-        """`inherited` are the sockets of `gateway.http` if this is a worker."""
+        """A worker is what `inherited` something; the pools and routes of its `spec` do not count."""
         self._spec = spec
         self._inherited = inherited
         self._metrics = Metrics()
         self._live_fleet = LiveFleet(self._metrics)
         retry = spec.gateway.retry
         self._live = LiveExchanges(self._live_fleet.pools, RetryBudget(share(retry.budget), retry.min_per_second))
-        documents = file_documents(spec, content_hash=content_hash)
+        documents = file_documents(spec, content_hash=content_hash) if inherited is None else inherited.documents
         redis_url = spec.redis.url if spec.redis is not None else None
         self.state = FleetState(
             redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply, publishes=inherited is None
@@ -135,7 +146,8 @@ class Gateway:
         server = ClientServer(self._front.handle, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
         self._client_runner = web.ServerRunner(server, shutdown_timeout=DRAIN_S + _GIVING_UP_S)
         await self._client_runner.setup()
-        await listen(self._client_runner, "http", self._spec.gateway.http, self._inherited)
+        bound = self._inherited.http if self._inherited is not None else None
+        await listen(self._client_runner, "http", self._spec.gateway.http, bound)
         if self._spec.gateway.grpc is not None:
             try:
                 await self._grpc.start(self._spec.gateway.grpc, shared=self._inherited is not None)

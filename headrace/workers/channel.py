@@ -28,12 +28,16 @@ _LENGTH_BYTES = 4
 
 
 class Start(Struct, tag=True, frozen=True, kw_only=True):
-    """What the worker is to serve. It reads no file and no environment: all workers serve the same until the next
-    start of the command, however often one is replaced."""
+    """What the worker is to serve. It reads no file and no environment, and is told what the supervisor knows when it
+    is started: all workers serve the same, however often one is replaced, and whether Redis answers then or not."""
 
     number: int
     """The worker's, from 1."""
     spec: FleetSpec
+    """Without pools and routes: those are in the documents."""
+    documents: bytes
+    """The documents that the supervisor follows now, as a JSON array of `Document`. They are all that the worker knows
+    of the fleet until Redis answers it."""
     content_hash: str
     http: list[int]
     """File descriptors of the sockets bound to `gateway.http`."""

@@ -40,9 +40,11 @@ class WorkerError(Exception):
 class Slot:
     """One worker's place. `keep` it in a task until it has been told to `stop`."""
 
-    def __init__(self, start: Start, ended: Callable[[Report], None]) -> None:
-        """`ended` gets the last report of each worker that is no more."""
-        self._start = start
+    def __init__(self, number: int, make_start: Callable[[], Start], ended: Callable[[Report], None]) -> None:
+        """`make_start` gives each worker's first message when it is started; `ended` gets the last report of each that
+        is no more."""
+        self.number = number
+        self._make_start = make_start
         self._ended = ended
         self._heard = 0.0
         self._process: Process | None = None
@@ -53,10 +55,6 @@ class Slot:
         self.report: Report | None = None
         """What the worker that is here now said last."""
         self.restarts = 0
-
-    @property
-    def number(self) -> int:
-        return self._start.number
 
     @property
     def pid(self) -> int | None:
@@ -103,6 +101,7 @@ class Slot:
 
     async def _run_once(self) -> str:
         """Start a worker and stay with it to its end; how it ended. Raises OSError if it cannot be started."""
+        start = self._make_start()
         ours, theirs = socket.socketpair()
         channel = await Channel.over(ours)
         try:
@@ -110,17 +109,17 @@ class Slot:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-P", "-m", "headrace.workers.worker", str(theirs.fileno())),
                     stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), *self._start.http),
+                    pass_fds=(theirs.fileno(), *start.http),
                     start_new_session=True,
                 )
-            return await self._stay_with(process, channel)
+            return await self._stay_with(process, channel, start)
         finally:
             await channel.close()
 
-    async def _stay_with(self, process: Process, channel: Channel) -> str:
+    async def _stay_with(self, process: Process, channel: Channel, start: Start) -> str:
         self._process, self._channel = process, channel
         try:
-            channel.send(self._start)
+            channel.send(start)
             if self._stopping.is_set():
                 channel.send(Stop())
             reason = await self._listen(channel)

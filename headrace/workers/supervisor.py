@@ -13,8 +13,10 @@ file, and takes everything about requests and engines from the workers' reports.
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from msgspec import structs
 from prometheus_client import CollectorRegistry
@@ -30,7 +32,7 @@ from headrace.workers.totals import Processes, Totals, WorkerCounts, take_over
 from router.fleet import Endpoint, FleetView, compile_view
 from router.merge import MergedFleet, merge
 from router.spec.documents import Document, file_documents
-from router.spec.fleet import GatewaySpec
+from router.spec.fleet import FleetSpec, GatewaySpec
 from router.state.fleet import FleetState
 
 _LAST_WORDS_S = 5.0
@@ -92,18 +94,24 @@ class Supervisor:
         sockets = [self._http.enter_context(one) for one in bind("http", gateway.http)]
         gateway = _with_grpc_port(gateway)
         await self.state.start()
+        spec = structs.replace(self._loaded.spec, gateway=gateway, pools={}, routes={})
+        http = [one.fileno() for one in sockets]
         for number in range(1, self._count + 1):
-            start = Start(
-                number=number,
-                spec=structs.replace(self._loaded.spec, gateway=gateway),
-                content_hash=self._loaded.content_hash,
-                http=[one.fileno() for one in sockets],
-                log_level=self._loaded.settings.log_level,
-                log_format=self._loaded.settings.log_format,
-            )
-            self._slots.append(Slot(start, self._totals.ended))
+            make_start = partial(self._make_start, number, spec, http)
+            self._slots.append(Slot(number, make_start, self._totals.ended))
         self._keepers = [asyncio.create_task(slot.keep(), name=f"worker {slot.number}") for slot in self._slots]
         await self._all_served()
+
+    def _make_start(self, number: int, spec: FleetSpec, http: list[int]) -> Start:
+        return Start(
+            number=number,
+            spec=spec,
+            documents=msgspec.json.encode(self.state.documents),
+            content_hash=self._loaded.content_hash,
+            http=http,
+            log_level=self._loaded.settings.log_level,
+            log_format=self._loaded.settings.log_format,
+        )
 
     async def stop(self) -> None:
         """Let the workers drain, then release everything. Cancelled, it has them wait for streams no longer."""

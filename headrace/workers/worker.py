@@ -10,13 +10,15 @@ import os
 import socket
 import sys
 
+import msgspec
 import uvloop
 
-from gateway.app import Gateway
+from gateway.app import Gateway, Inherited
 from gateway.listening import ListenError
 from headrace.logs import configure_logging
 from headrace.serving import Stop, serve
 from headrace.workers.channel import REPORT_EVERY_S, Channel, ChannelClosedError, EndpointReport, Failed, Report, Start
+from router.spec.documents import Document
 
 
 def main() -> None:
@@ -41,7 +43,10 @@ async def _work(end: socket.socket) -> int:
     if not isinstance(start, Start):
         return 1
     configure_logging(start.log_level, start.log_format, start.number)
-    gateway = Gateway(start.spec, start.content_hash, None, [_inherited(one) for one in start.http])
+    inherited = Inherited(
+        [_inherited(one) for one in start.http], msgspec.json.decode(start.documents, type=list[Document])
+    )
+    gateway = Gateway(start.spec, start.content_hash, None, inherited)
     stop = Stop()
     talking = [asyncio.create_task(_obey(channel, stop)), asyncio.create_task(_keep_reporting(channel, gateway))]
     try:

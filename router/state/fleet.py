@@ -20,8 +20,8 @@ class FleetState:
     """A fleet's documents as one gateway sees and writes them.
 
     `on_documents` is called on the event loop with all documents in force: once before `start` returns, then on every
-    change. It must not block. With `publishes` false the file's documents are never written to Redis: that is somebody
-    else's to do.
+    change. It must not block. With `publishes` false `file_documents` are whatever is known of the fleet, of
+    any source, and never written to Redis: that is somebody else's to do. They count until Redis holds a publication.
     """
 
     def __init__(

@@ -235,8 +235,17 @@ async def test_a_worker_that_says_nothing_is_replaced(engine: HeldEngine, monkey
     with contextlib.ExitStack() as sockets:
         http = [sockets.enter_context(one).fileno() for one in bind("http", "127.0.0.1:0")]
         spec = one_pool(engine.endpoint())
-        start = Start(number=1, spec=spec, content_hash="h", http=http, log_level="error", log_format="text")
-        place = slot.Slot(start, lambda _: None)
+        documents = msgspec.json.encode(file_documents(spec, content_hash="h"))
+        start = Start(
+            number=1,
+            spec=spec,
+            documents=documents,
+            content_hash="h",
+            http=http,
+            log_level="error",
+            log_format="text",
+        )
+        place = slot.Slot(1, lambda: start, lambda _: None)
         keeping = asyncio.create_task(place.keep())
         async with asyncio.timeout(30):
             await place.served.wait()
