@@ -18,6 +18,7 @@ from gateway.http.answering import Answering, refuse
 from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.errors import error_body
 from gateway.http.kserve import KServeFront
+from gateway.http.passed_headers import TRACE_CONTEXT, passed_headers
 from gateway.http.pings import ping
 from gateway.http.placement import placement
 from gateway.http.request_body import RequestBody
@@ -86,11 +87,7 @@ class Front:
         decided = plan(prompt, self._fleet.view)
         exchange.route = decided.route.name
         response.headers += (("x-headrace-route", _header_value(exchange.route)),)
-        passed = [("x-request-id", request_id)]
-        for name in ("traceparent", "tracestate"):
-            value = request.headers.get(name)
-            if value is not None and value.isascii() and value.isprintable():
-                passed.append((name, value))
+        passed = (("x-request-id", request_id), *passed_headers(request, TRACE_CONTEXT))
         if (asked_timeouts := request.headers.get(TIMEOUTS_HEADER)) is not None:
             exchange.asked_timeouts = read_timeouts(asked_timeouts)
         gaps = None
@@ -98,7 +95,7 @@ class Front:
             exchange.ping = partial(_ping, exchange, response)
             gaps = self._metrics.gaps.of((api, exchange.route))
         exchange.account = account = Account(shows_usage=prompt.include_usage, gaps=gaps)
-        asked = ClientRequest(prompt, fields, request_id, tuple(passed), account)
+        asked = ClientRequest(prompt, fields, request_id, passed, account)
         return await open_answer(exchange, decided, asked, self._fleet)
 
     async def _read_body(self, request: web.BaseRequest, response: ClientResponse) -> bytes:

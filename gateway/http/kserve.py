@@ -22,6 +22,7 @@ from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.errors import as_api_error
 from gateway.http.kserve_engine import GENERATING, Sending, open_answer
 from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
+from gateway.http.passed_headers import TRACE_CONTEXT, passed_headers
 from gateway.http.placement import placement
 from gateway.http.request_body import RequestBody
 from gateway.kserve import API, BODY_LIMIT, EXTENSIONS, any_servable, reachable, repository_index
@@ -40,9 +41,8 @@ PASSED_REQUEST_HEADERS = (
     "content-type",
     "endpoint-load-metrics-format",
     "inference-header-content-length",
-    "traceparent",
-    "tracestate",
     "triton-request-id",
+    *TRACE_CONTEXT,
 )
 PASSED_RESPONSE_HEADERS = frozenset(
     {
@@ -187,7 +187,8 @@ class KServeFront:
             raise
         exchange.route = decided.route.name
         response.headers += (("x-headrace-route", exchange.route),)
-        sending = Sending(asked, request.method, request_id, _passed_headers(request), start, body)
+        lines = [f"{name}: {value}" for name, value in passed_headers(request, PASSED_REQUEST_HEADERS)]
+        sending = Sending(asked, request.method, request_id, lines, start, body)
         answer = await open_answer(exchange, decided, sending, self._fleet)
         if not body.ended:
             response.close_after()
@@ -233,16 +234,6 @@ def _opening(asked: ModelPath, request: web.BaseRequest, start: bytes) -> Openin
         start = inflate_start(start)
     length = request.headers.get("inference-header-content-length")
     return read_infer(start, int(length) if length and length.isascii() and length.isdigit() else None)
-
-
-def _passed_headers(request: web.BaseRequest) -> list[str]:
-    """The client's headers that Triton is to have."""
-    lines = []
-    for name in PASSED_REQUEST_HEADERS:
-        value = request.headers.get(name)
-        if value is not None and value.isascii() and value.isprintable():
-            lines.append(f"{name}: {value}")
-    return lines
 
 
 def _over_http(decided: Plan) -> Plan:
