@@ -33,7 +33,7 @@ class Server(Protocol):
 
 
 class Stop:
-    """The wish that a server stop. Signals express it, and whoever else holds it."""
+    """The wish that a server stop, of whoever holds it."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -43,12 +43,14 @@ class Stop:
         """Ask it to drain; the second time, to wait for streams no longer."""
         (self.insisted if self.asked.is_set() else self.asked).set()
 
+    def heed_signals(self) -> None:
+        """Have SIGTERM and SIGINT ask, too."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.ask)
+
 
 async def serve(server: Server, stop: Stop) -> None:
-    """Serve until `stop`, SIGTERM or SIGINT, then drain. Raises what `server.start` raises."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.ask)
+    """Serve until `stop`, then drain. Raises what `server.start` raises."""
     _keep_freed_memory()
     try:
         await server.start()

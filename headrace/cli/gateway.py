@@ -87,4 +87,6 @@ async def _serve(loaded: LoadedFleet, workers: int) -> None:
         server = Gateway(loaded.spec, loaded.content_hash, loaded.settings.admin_token)
     else:
         server = Supervisor(loaded, workers)
-    await serve(server, Stop())
+    stop = Stop()
+    stop.heed_signals()
+    await serve(server, stop)

@@ -5,7 +5,7 @@ It reads no request. Each worker is a whole gateway (`gateway.app`) that accepts
 listens on the shared gRPC port, and follows the shared state like any other gateway of the fleet.
 
 - `channel`: what the two tell each other, and how, over one socketpair for each worker;
-- `worker`: the worker's process, from its first message to its last;
+- `__main__`, `worker`: the worker's process, from its first message to its last;
 - `slot`: one worker's place: starts a process for it, hears its reports, starts another when it has ended;
 - `totals`: many workers' reports as the figures and phases of one gateway;
 - `supervisor`: owner of ports and slots, and what the admin API is about.

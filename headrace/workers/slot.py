@@ -107,7 +107,7 @@ class Slot:
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "headrace.workers.worker", str(theirs.fileno())),
+                    *(sys.executable, "-P", "-m", "headrace.workers", str(theirs.fileno())),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(), *start.http),
                     start_new_session=True,

@@ -1,8 +1,8 @@
-"""A worker's process: one gateway that is told what to serve, and when to stop, over its channel.
+"""In a worker's process: one gateway that is told what to serve, and when to stop, over its channel.
 
-Its only argument is the descriptor of its end of the channel. When the other end closes, the supervisor is gone without
-having drained: nobody could stop or watch this process any more, and whoever starts the gateway anew wants its ports.
-So it ends at once, and its streams with an error event.
+When the channel's other end closes, the supervisor is gone without having drained: nobody could stop or watch this
+process any more, and whoever starts the gateway anew wants its ports. So it ends at once, and its streams with an error
+event.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from headrace.workers.channel import REPORT_EVERY_S, Channel, ChannelClosedError
 from router.spec.documents import Document
 
 
-def main() -> None:
-    """Entry point of the process."""
-    end = _inherited(int(sys.argv[1]))
+def main(descriptor: int) -> None:
+    """Be the worker whose end of the channel is `descriptor`."""
+    end = _inherited(descriptor)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(_work(end)))
 
@@ -97,7 +97,3 @@ def _report(gateway: Gateway) -> Report:
         },
         rows=gateway.rows(),
     )
-
-
-if __name__ == "__main__":
-    main()

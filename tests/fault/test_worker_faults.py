@@ -1,13 +1,14 @@
 """What goes wrong around the workers of `headrace gateway --workers`: Redis, signals, pauses, starts that hang."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest_asyncio
 
-from tests.fault.worker_command import HeldEngine, command
+from tests.fault.worker_command import HeldEngine, command, streams
 from tests.harness import DONE, ONE, STREAM, EngineConnection, ScriptedEngine, one_pool
 from tests.valkey import ValkeyProcess, servers_here
 
@@ -52,3 +53,19 @@ async def test_workers_that_are_replaced_while_redis_is_away_know_what_the_gatew
             asked = STREAM | {"model": "new"}
             async with session.post(f"{running.url}/v1/chat/completions", json=asked, headers=headers) as response:
                 assert (response.status, response.headers["x-headrace-endpoint"]) == (200, "b")
+
+
+async def test_a_service_manager_that_tells_every_process_to_stop_cuts_no_stream(
+    engine: HeldEngine, tmp_path: Path
+) -> None:
+    async with command(tmp_path, one_pool(engine.endpoint())) as running:
+        await running.until_ready()
+        async with streams(running.url, 8) as clients:
+            for worker in running.workers:
+                worker.send_signal(signal.SIGTERM)
+            running.process.send_signal(signal.SIGTERM)
+            await running.until(lambda state: state["status"] == "not_ready")
+            engine.let_go()
+            await asyncio.wait([client.ended for client in clients], timeout=5)
+            assert all(client.complete for client in clients)
+        assert await running.ends() == 0
