@@ -2,7 +2,9 @@
 
 A worker that ends before its slot ever served ends the command: what it stumbled over will not be gone a second later,
 and whoever has just started the gateway is there to read why. Later ends are answered with a restart after a back-off.
-A worker that has not reported for `SILENT_S` hangs; it is killed, which turns it into one that ended.
+A worker that has not reported for `SILENT_S` hangs; it is killed, which turns it into one that ended. Silence is
+counted in looks of `_LOOK_S`: while this process stands still (it was stopped, or its machine moved) no worker is
+heard, but that is one look however long it was, and what they have said meanwhile is read in the next.
 
 The process is started anew (never forked from this one) in a session of its own, so that Ctrl-C is for the supervisor
 only. `-P` keeps the folder it was started in out of its import path.
@@ -25,6 +27,7 @@ START_S = 60.0
 """How long a worker may take until it serves."""
 SILENT_S = 30.0
 """How long a worker may say nothing; several thousand times longer than anything on its event loop should take."""
+_LOOK_S = 1.0
 STALE_S = 3.0
 """When a silent worker no longer counts as serving."""
 _EXIT_S = 5.0
@@ -139,14 +142,18 @@ class Slot:
     async def _listen(self, channel: Channel) -> str:
         """Take the worker's reports until it has no more to say; why it must not live on, or nothing."""
         while True:
-            limit = START_S if self.report is None else SILENT_S
+            limit, silent = START_S if self.report is None else SILENT_S, 0.0
+            receiving = asyncio.create_task(channel.receive())
             try:
-                async with asyncio.timeout(limit):
-                    message = await channel.receive()
-            except TimeoutError:
-                return f"(process {self.pid}) was killed: it had said nothing for {limit:g} s"
+                while not (await asyncio.wait([receiving], timeout=_LOOK_S))[0]:
+                    silent += _LOOK_S
+                    if silent >= limit:
+                        return f"(process {self.pid}) was killed: it had said nothing for {limit:g} s"
+                message = receiving.result()
             except ChannelClosedError:
                 return ""
+            finally:
+                receiving.cancel()
             if isinstance(message, Failed):
                 if not self.served.is_set():
                     raise ListenError(message.what, message.message)

@@ -1,13 +1,22 @@
 """What goes wrong around the workers of `headrace gateway --workers`: Redis, signals, pauses, starts that hang."""
 
 import asyncio
+import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import msgspec
+import psutil
+import pytest
 import pytest_asyncio
 
+from gateway.listening import bind
+from headrace.workers import slot
+from headrace.workers.channel import Start
+from router.spec.documents import file_documents
 from tests.fault.worker_command import HeldEngine, command, streams
 from tests.harness import DONE, ONE, STREAM, EngineConnection, ScriptedEngine, one_pool
 from tests.valkey import ValkeyProcess, servers_here
@@ -69,3 +78,58 @@ async def test_a_service_manager_that_tells_every_process_to_stop_cuts_no_stream
             await asyncio.wait([client.ended for client in clients], timeout=5)
             assert all(client.complete for client in clients)
         assert await running.ends() == 0
+
+
+@contextlib.asynccontextmanager
+async def kept_slot(engine: ScriptedEngine) -> AsyncIterator[slot.Slot]:
+    """A worker's place in this process, where the worker serves."""
+    with contextlib.ExitStack() as sockets:
+        http = [sockets.enter_context(one).fileno() for one in bind("http", "127.0.0.1:0")]
+        spec = one_pool(engine.endpoint())
+        start = Start(
+            number=1,
+            spec=spec,
+            documents=msgspec.json.encode(file_documents(spec, content_hash="h")),
+            content_hash="h",
+            http=http,
+            log_level="error",
+            log_format="text",
+        )
+        place = slot.Slot(1, lambda: start, lambda _: None)
+        keeping = asyncio.create_task(place.keep())
+        try:
+            async with asyncio.timeout(30):
+                while not place.serving:  # noqa: ASYNC110 - what a process says is no event here
+                    await asyncio.sleep(0.05)
+            yield place
+            place.stop()
+            async with asyncio.timeout(30):
+                await keeping
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+
+async def test_a_worker_that_says_nothing_is_replaced(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot, "SILENT_S", 2.0)
+    async with kept_slot(engine) as place, asyncio.timeout(30):
+        assert place.pid is not None
+        hung = psutil.Process(place.pid)
+        hung.suspend()
+        while not (place.restarts and place.serving):  # noqa: ASYNC110 - what a process says is no event here
+            await asyncio.sleep(0.05)
+        assert not hung.is_running()
+
+
+async def test_a_worker_is_not_killed_because_its_supervisor_stood_still(
+    engine: HeldEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot, "SILENT_S", 2.0)
+    async with kept_slot(engine) as place:
+        pid = place.pid
+        time.sleep(2 * slot.SILENT_S)  # noqa: ASYNC251 - nothing of this process runs, as if it were stopped
+        async with asyncio.timeout(5):
+            while not place.serving:  # noqa: ASYNC110 - what a process says is no event here
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(slot.SILENT_S)
+        assert (place.pid, place.restarts) == (pid, 0)

@@ -1,7 +1,6 @@
 """`headrace gateway --workers`: real processes, killed, stopped and told to stop while streams run."""
 
 import asyncio
-import contextlib
 import signal
 import socket
 import time
@@ -15,10 +14,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from gateway.listening import bind
 from gateway.upstream.triton.raw import SERVICE
-from headrace.workers import slot
-from headrace.workers.channel import REPORT_EVERY_S, Start
+from headrace.workers.channel import REPORT_EVERY_S
 from router.spec.documents import file_documents
 from router.spec.fleet import EndpointSpec, GatewaySpec, RouteSpec
 from router.state.store import DocumentStore, Mark
@@ -231,32 +228,3 @@ async def test_the_shared_state_reaches_every_worker_and_a_replaced_one_publishe
                 async with aiohttp.ClientSession() as session:
                     async with session.post(f"{running.url}/v1/chat/completions", json=STREAM) as response:
                         assert response.status == 503
-
-
-async def test_a_worker_that_says_nothing_is_replaced(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot, "SILENT_S", 2.0)
-    with contextlib.ExitStack() as sockets:
-        http = [sockets.enter_context(one).fileno() for one in bind("http", "127.0.0.1:0")]
-        spec = one_pool(engine.endpoint())
-        documents = msgspec.json.encode(file_documents(spec, content_hash="h"))
-        start = Start(
-            number=1,
-            spec=spec,
-            documents=documents,
-            content_hash="h",
-            http=http,
-            log_level="error",
-            log_format="text",
-        )
-        place = slot.Slot(1, lambda: start, lambda _: None)
-        keeping = asyncio.create_task(place.keep())
-        async with asyncio.timeout(30):
-            await place.served.wait()
-            assert place.pid is not None
-            hung = psutil.Process(place.pid)
-            hung.suspend()
-            while not (place.restarts and place.serving):  # noqa: ASYNC110 - what a process says is no event here
-                await asyncio.sleep(0.05)
-            assert not hung.is_running()
-            place.stop()
-            await keeping
