@@ -90,6 +90,10 @@ class Slot:
             except OSError as error:  # no memory, no process, no descriptor to be had
                 reason = f"could not be started ({error})"
             if self._stopping.is_set():
+                if reason:
+                    logger.warning(
+                        "worker %d %s before it had drained: streams it still had are cut", self.number, reason
+                    )
                 break
             if not self.served.is_set():
                 raise WorkerError(
@@ -103,7 +107,8 @@ class Slot:
             self.restarts += 1
 
     async def _run_once(self) -> str:
-        """Start a worker and stay with it to its end; how it ended. Raises OSError if it cannot be started."""
+        """Start a worker and stay with it to its end; how it ended, or nothing if as it was told. Raises OSError if it
+        cannot be started."""
         start = self._make_start()
         ours, theirs = socket.socketpair()
         channel = await Channel.over(ours)
@@ -137,7 +142,9 @@ class Slot:
             last, self.report = self.report, None
             if last is not None:
                 self._ended(last)
-        return reason or f"(process {process.pid}) {how_it_ended(code)}"
+        if not reason and not (self._stopping.is_set() and code == 0):
+            reason = f"(process {process.pid}) {how_it_ended(code)}"
+        return reason
 
     async def _listen(self, channel: Channel) -> str:
         """Take the worker's reports until it has no more to say; why it must not live on, or nothing."""

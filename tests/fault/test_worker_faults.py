@@ -17,7 +17,7 @@ from gateway.listening import bind
 from headrace.workers import slot
 from headrace.workers.channel import Start
 from router.spec.documents import file_documents
-from tests.fault.worker_command import HeldEngine, command, streams
+from tests.fault.worker_command import HeldEngine, clients_of, command, streams
 from tests.harness import DONE, ONE, STREAM, EngineConnection, ScriptedEngine, one_pool
 from tests.valkey import ValkeyProcess, servers_here
 
@@ -78,6 +78,22 @@ async def test_a_service_manager_that_tells_every_process_to_stop_cuts_no_stream
             await asyncio.wait([client.ended for client in clients], timeout=5)
             assert all(client.complete for client in clients)
         assert await running.ends() == 0
+
+
+async def test_a_worker_that_dies_while_it_drains_is_told_of(engine: HeldEngine, tmp_path: Path) -> None:
+    async with command(tmp_path, one_pool(engine.endpoint())) as running:
+        await running.until_ready()
+        async with streams(running.url, 8) as clients:
+            killed = next(worker for worker in running.workers if clients_of(worker, running.addresses.http))
+            running.process.send_signal(signal.SIGTERM)
+            await running.until(lambda state: state["status"] == "not_ready")
+            killed.kill()
+            engine.let_go()
+            assert await running.ends() == 0
+            await asyncio.wait([client.ended for client in clients], timeout=5)
+    told = [line for line in running.log.read_text().splitlines() if "before it had drained" in line]
+    assert len(told) == 1
+    assert f"(process {killed.pid}) was ended by SIGKILL before it had drained" in told[0]
 
 
 @contextlib.asynccontextmanager

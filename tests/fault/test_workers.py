@@ -19,7 +19,7 @@ from headrace.workers.channel import REPORT_EVERY_S
 from router.spec.documents import file_documents
 from router.spec.fleet import EndpointSpec, GatewaySpec, RouteSpec
 from router.state.store import DocumentStore, Mark
-from tests.fault.worker_command import WORKERS, Command, HeldEngine, command, streams
+from tests.fault.worker_command import WORKERS, Command, HeldEngine, clients_of, command, streams
 from tests.harness import DONE, STREAM, free_port, one_pool
 from tests.valkey import ValkeyProcess, servers_here
 
@@ -38,14 +38,6 @@ async def running(engine: HeldEngine, tmp_path_factory: pytest.TempPathFactory) 
     """A gateway whose workers tests may kill."""
     async with command(tmp_path_factory.mktemp("workers"), one_pool(engine.endpoint())) as running:
         yield running
-
-
-def clients_of(worker: psutil.Process, address: str | None) -> set[int]:
-    """The other ends' ports of a worker's connections at one of its own addresses."""
-    assert address is not None
-    port = int(address.rpartition(":")[2])
-    at_it = [one for one in worker.net_connections("tcp") if one.laddr.port == port]
-    return {one.raddr.port for one in at_it if one.raddr}
 
 
 async def connects_forever(address: str) -> None:

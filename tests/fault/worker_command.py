@@ -154,3 +154,11 @@ async def command(folder: Path, spec: FleetSpec, addresses: GatewaySpec | None =
                 one.kill()
             process.kill()
         await process.wait()
+
+
+def clients_of(worker: psutil.Process, address: str | None) -> set[int]:
+    """The other ends' ports of a worker's connections at one of its own addresses."""
+    assert address is not None
+    port = int(address.rpartition(":")[2])
+    at_it = [one for one in worker.net_connections("tcp") if one.laddr.port == port]
+    return {one.raddr.port for one in at_it if one.raddr}
