@@ -50,14 +50,23 @@ class Stop:
 
 
 async def serve(server: Server, stop: Stop) -> None:
-    """Serve until `stop`, then drain. Raises what `server.start` raises."""
+    """Serve until `stop`, then drain. A start still under way is cancelled. Raises what `server.start` raises."""
     _keep_freed_memory()
+    starting = asyncio.create_task(server.start())
+    asked = asyncio.create_task(stop.asked.wait())
     try:
-        await server.start()
-        _spare_the_collector()
-        await stop.asked.wait()
-        logger.info("stopping: no new connections, waiting for streams to finish")
+        await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            _spare_the_collector()
+            await asked
+            logger.info("stopping: no new connections, waiting for streams to finish")
+        else:
+            logger.info("stopping before all of it has started")
     finally:
+        asked.cancel()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)  # what it raises by itself has been raised
         draining = asyncio.create_task(server.stop())
         insisted = asyncio.create_task(stop.insisted.wait())
         await asyncio.wait([draining, insisted], return_when=asyncio.FIRST_COMPLETED)

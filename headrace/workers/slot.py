@@ -31,7 +31,7 @@ _LOOK_S = 1.0
 STALE_S = 3.0
 """When a silent worker no longer counts as serving."""
 _EXIT_S = 5.0
-"""How long a process may take to end after its channel has."""
+"""How long a process may take to end after its channel has, or when it is to stop before it has served."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,13 @@ class Slot:
         """There is a worker, it takes requests, and it is not stuck."""
         return self.report is not None and self.report.serving and time.monotonic() - self._heard < STALE_S
 
+    @property
+    def _patience_s(self) -> float:
+        """How long the worker may be silent. Until its first report it has hardly a stream to wait for."""
+        if self.report is not None:
+            return SILENT_S
+        return _EXIT_S if self._stopping.is_set() else START_S
+
     def stop(self) -> None:
         """Let the worker drain and start no other; the second time, let it wait for streams no longer."""
         self._stopping.set()
@@ -92,7 +99,7 @@ class Slot:
             if self._stopping.is_set():
                 if reason:
                     logger.warning(
-                        "worker %d %s before it had drained: streams it still had are cut", self.number, reason
+                        "worker %d %s; it had not drained, and streams it still had are cut", self.number, reason
                     )
                 break
             if not self.served.is_set():
@@ -149,13 +156,13 @@ class Slot:
     async def _listen(self, channel: Channel) -> str:
         """Take the worker's reports until it has no more to say; why it must not live on, or nothing."""
         while True:
-            limit, silent = START_S if self.report is None else SILENT_S, 0.0
+            silent = 0.0
             receiving = asyncio.create_task(channel.receive())
             try:
                 while not (await asyncio.wait([receiving], timeout=_LOOK_S))[0]:
                     silent += _LOOK_S
-                    if silent >= limit:
-                        return f"(process {self.pid}) was killed: it had said nothing for {limit:g} s"
+                    if silent >= self._patience_s:
+                        return f"(process {self.pid}) was killed: it had said nothing for {silent:g} s"
                 message = receiving.result()
             except ChannelClosedError:
                 return ""

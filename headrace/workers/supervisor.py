@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -136,15 +135,18 @@ class Supervisor:
             slot.stop()
 
     async def _all_served(self) -> None:
-        served = asyncio.gather(*(slot.served.wait() for slot in self._slots))
-        waits: list[asyncio.Future[Any]] = [served, *self._keepers]
+        served = asyncio.create_task(self._each_served())
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([served, *self._keepers], return_when=asyncio.FIRST_COMPLETED)
             for keeper in self._keepers:
                 if keeper.done():
                     keeper.result()
         finally:
             served.cancel()
+
+    async def _each_served(self) -> None:
+        for slot in self._slots:
+            await slot.served.wait()
 
     def _apply(self, documents: list[Document]) -> None:
         """Take over changed documents."""

@@ -17,7 +17,7 @@ from gateway.listening import bind
 from headrace.workers import slot
 from headrace.workers.channel import Start
 from router.spec.documents import file_documents
-from tests.fault.worker_command import HeldEngine, clients_of, command, streams
+from tests.fault.worker_command import WORKERS, HeldEngine, clients_of, command, streams
 from tests.harness import DONE, ONE, STREAM, EngineConnection, ScriptedEngine, one_pool
 from tests.valkey import ValkeyProcess, servers_here
 
@@ -80,6 +80,18 @@ async def test_a_service_manager_that_tells_every_process_to_stop_cuts_no_stream
         assert await running.ends() == 0
 
 
+async def test_a_start_that_hangs_ends_when_told_to_stop(engine: HeldEngine, tmp_path: Path) -> None:
+    async with command(tmp_path, one_pool(engine.endpoint())) as running:
+        async with asyncio.timeout(20):
+            while len(running.workers) < WORKERS:  # noqa: ASYNC110 - processes are no events here
+                await asyncio.sleep(0.02)
+        running.workers[0].suspend()
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.ends() == 0
+    assert "Traceback" not in running.log.read_text()
+    assert "never retrieved" not in running.log.read_text()
+
+
 async def test_a_worker_that_dies_while_it_drains_is_told_of(engine: HeldEngine, tmp_path: Path) -> None:
     async with command(tmp_path, one_pool(engine.endpoint())) as running:
         await running.until_ready()
@@ -91,9 +103,9 @@ async def test_a_worker_that_dies_while_it_drains_is_told_of(engine: HeldEngine,
             engine.let_go()
             assert await running.ends() == 0
             await asyncio.wait([client.ended for client in clients], timeout=5)
-    told = [line for line in running.log.read_text().splitlines() if "before it had drained" in line]
+    told = [line for line in running.log.read_text().splitlines() if "it had not drained" in line]
     assert len(told) == 1
-    assert f"(process {killed.pid}) was ended by SIGKILL before it had drained" in told[0]
+    assert f"(process {killed.pid}) was ended by SIGKILL; it had not drained" in told[0]
 
 
 @contextlib.asynccontextmanager
