@@ -227,11 +227,11 @@ class LiveFleet:
         never_answered = state.phase == "starting" and state.failed_probes == 1
         if state.phase != before:
             self._spare_the_last(member.pool)
-        if state.phase != before or never_answered:
-            logger.log(
-                logging.INFO if state.phase == "ready" else logging.WARNING,
-                "endpoint %s: %s -> %s (%s)", member.endpoint.id, before, state.phase, state.detail,
-            )  # fmt: skip
+        if state.phase != before:
+            level = logging.INFO if state.phase == "ready" else logging.WARNING
+            logger.log(level, "endpoint %s: %s -> %s (%s)", member.endpoint.id, before, state.phase, state.detail)
+        elif never_answered:
+            logger.warning("endpoint %s: no answer yet (%s)", member.endpoint.id, state.detail)
 
     @staticmethod
     def _learn(member: Member, report: ProbeReport) -> None:

@@ -27,6 +27,8 @@ def probe_answered(state: EndpointState, *, ready: bool, detail: str) -> None:
 def probe_failed(state: EndpointState, detail: str, *, refused: bool, limit: int) -> None:
     """A probe was refused a connection, or did not come back in time."""
     state.failed_probes += 1
+    if state.phase == "starting":
+        state.detail = detail
     if refused or state.failed_probes >= limit:
         down(state, detail)
 

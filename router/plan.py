@@ -21,8 +21,8 @@ SERVING = frozenset({"ready", "warming"})
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One endpoint to try. `reason`: it is the conversation's home, it stands in for a loaded home, or it is a stand-in
-    for what failed."""
+    """One endpoint to try. `reason`: it is the conversation's home, it stands in for a loaded home, or for what failed
+    or could not take the request at all."""
 
     endpoint: Endpoint
     pool: Pool
@@ -41,9 +41,11 @@ def plan(prompt: PromptView, fleet: FleetView) -> Plan:
     route = fleet.route(prompt.model)
     needs = prompt.needs
     attempts: list[Attempt] = []
+    preferred = True
     for pool in (*pool_preference(prompt.key, route.pools), *route.fallback):
         if prompt.api == "kserve" and pool.spec.protocol != "triton":
             continue
+        stands_in, preferred = not preferred, False
         serving = [e for e in pool.endpoints if e.phase in SERVING and (not needs or _can(e, needs))]
         if not serving:
             continue
@@ -52,7 +54,8 @@ def plan(prompt: PromptView, fleet: FleetView) -> Plan:
         if prompt.pinned:
             return Plan(route, (Attempt(home, pool, "affinity"),))
         for endpoint in within_bounds(order):
-            reason: Reason = "fallback" if attempts else "affinity" if endpoint is home else "spill"
+            stood_in = stands_in or attempts
+            reason: Reason = "fallback" if stood_in else "affinity" if endpoint is home else "spill"
             attempts.append(Attempt(endpoint, pool, reason))
     if not attempts:
         raise _refusal(route, prompt)

@@ -49,13 +49,16 @@ class Timeouts:
 
 
 def timeout_limits(spec: PoolSpec, usual: Timeouts) -> Timeouts:
-    """How far requests to a pool may go."""
+    """How far requests to a pool may go: as far as those that ask for nothing, in any case."""
     limits = spec.timeout_limits
     if limits is None:
         return usual
     given = (getattr(limits, name) for name in _NAMES)
     return Timeouts(
-        *(getattr(usual, name) if limit is None else seconds(limit) for name, limit in zip(_NAMES, given, strict=True))
+        *(
+            getattr(usual, name) if limit is None else max(seconds(limit), getattr(usual, name))
+            for name, limit in zip(_NAMES, given, strict=True)
+        )
     )
 
 

@@ -33,9 +33,12 @@ class Requests:
         """A key for a request that prefers no endpoint: each has another, so they spread."""
         return next(self._turns)
 
-    def plan(self, prompt: PromptView) -> Plan:
-        """Where a request goes. Raises ApiError."""
-        return plan(prompt, self.fleet.view)
+    def plan(self, prompt: PromptView, exchange: Exchange) -> Plan:
+        """Where a request goes; the exchange is told its route. Raises ApiError."""
+        view = self.fleet.view
+        if prompt.model in view.routes:
+            exchange.route = prompt.model
+        return plan(prompt, view)
 
     def raw(self, attempt: Attempt) -> RawTriton:
         """The server of an attempt. Raises UpstreamError if it takes no requests any more."""

@@ -211,8 +211,7 @@ class Session:
         if shared is not None and not shared.broken:
             exchange.route = shared.route
             return partial(self._beside, shared), True
-        decided = self.requests.plan(found.prompt)
-        exchange.route = decided.route.name
+        decided = self.requests.plan(found.prompt, exchange)
         if await self._decoupled(decided):
             return partial(self._alone, decided), False
         if self.metadata.wants_status:
@@ -294,17 +293,17 @@ class Session:
             taken = not isinstance(error, NotSentError)
             if taken and (found.sequence or not error.retryable):
                 raise
-            decided = self._elsewhere(found, shared.endpoint if taken else "", error)
+            decided = self._elsewhere(exchange, found, shared.endpoint if taken else "", error)
             if decided is None:
                 raise
             exchange.failure = error if taken else None
         exchange.end_attempt()
         return await self._once(decided, exchange, message, found, turn)
 
-    def _elsewhere(self, found: Inference, refused: str, error: UpstreamError) -> Plan | None:
+    def _elsewhere(self, exchange: Exchange, found: Inference, refused: str, error: UpstreamError) -> Plan | None:
         """Where else a request may go than to the endpoint that refused or lost it."""
         try:
-            decided = self.requests.plan(found.prompt)
+            decided = self.requests.plan(found.prompt, exchange)
         except ApiError:
             return None
         attempts = tuple(attempt for attempt in decided.attempts if attempt.endpoint.id != refused)

@@ -138,8 +138,7 @@ class Unary:
         As few coroutines as can be lie between the RPC and gRPC's server: each is passed through twice per await.
         """
         requests = self._requests
-        decided = requests.plan(prompt)
-        exchange.route = decided.route.name
+        decided = requests.plan(prompt, exchange)
 
         def send(attempt: Attempt, engine: Engine) -> Awaitable[bytes]:
             raw = raw_triton(engine)

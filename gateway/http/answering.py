@@ -69,7 +69,9 @@ class Answering:
         elif isinstance(error, UpstreamError):
             refuse(response, as_api_error(error), self._shape, self._exchange)
         elif isinstance(error, asyncio.CancelledError):
-            response.status = CLIENT_GONE
+            account = self._exchange.account
+            if not (response.complete or (account is not None and account.ended)):  # else it left with its answer
+                response.status = CLIENT_GONE
         elif isinstance(error, Exception):
             logger.error("request %s failed", self._request_id, exc_info=error)
             response.close_after()

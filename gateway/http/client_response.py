@@ -308,6 +308,11 @@ class ClientResponse:
         self.finished = True
         self.follow(None)
 
+    @property
+    def complete(self) -> bool:
+        """All of the answer has been written."""
+        return self.finished or self._body_ended or self._remaining == 0
+
     def close_after(self) -> None:
         """Take no further request on this connection."""
         self._keep = False

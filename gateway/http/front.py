@@ -84,9 +84,11 @@ class Front:
         """Read, view, plan, and get an engine to answer. The body is let go of on return."""
         fields = read_fields(await self._read_body(request, response))
         prompt = read_prompt(api, fields, request.headers.get("x-session-id"))
-        decided = plan(prompt, self._fleet.view)
-        exchange.route = decided.route.name
-        response.headers += (("x-headrace-route", _header_value(exchange.route)),)
+        view = self._fleet.view
+        if prompt.model in view.routes:  # else it is counted under no name that a client makes up
+            exchange.route = prompt.model
+            response.headers += (("x-headrace-route", exchange.route),)
+        decided = plan(prompt, view)
         passed = (("x-request-id", request_id), *passed_headers(request, TRACE_CONTEXT))
         if (asked_timeouts := request.headers.get(TIMEOUTS_HEADER)) is not None:
             exchange.asked_timeouts = read_timeouts(asked_timeouts)

@@ -179,14 +179,14 @@ class KServeFront:
             if (asked_timeouts := request.headers.get(TIMEOUTS_HEADER)) is not None:
                 exchange.asked_timeouts = read_timeouts(asked_timeouts)
         prompt = view(asked.model, opening, request.headers.get("x-session-id"), turn)
+        exchange.route = asked.model
+        response.headers += (("x-headrace-route", exchange.route),)
         try:
             decided = _over_http(plan(prompt, self._fleet.view))
         except ApiError:
             if asked.operation == "ready":
                 raise _unknown(asked) from None
             raise
-        exchange.route = decided.route.name
-        response.headers += (("x-headrace-route", exchange.route),)
         lines = [f"{name}: {value}" for name, value in passed_headers(request, PASSED_REQUEST_HEADERS)]
         sending = Sending(asked, request.method, request_id, lines, start, body)
         answer = await open_answer(exchange, decided, sending, self._fleet)

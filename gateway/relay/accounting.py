@@ -17,6 +17,7 @@ from typing import Annotated
 
 import msgspec
 
+from gateway.relay.events import END_MARK
 from gateway.series import Histogram
 
 GAP_BOUNDS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
@@ -130,6 +131,11 @@ class Account:
     def said(self, mark: re.Pattern[bytes]) -> bool:
         """Whether `mark` is in what was passed on last."""
         return any(mark.search(read) is not None for read in (*self._last, self.last_read, self.read_before))
+
+    @property
+    def ended(self) -> bool:
+        """The client has all of the answer, but perhaps the end of its framing."""
+        return bool(self.finish_reason) or self.said(END_MARK)
 
     def finish(self) -> None:
         """The answer has ended: look for what its end says."""

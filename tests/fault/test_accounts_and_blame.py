@@ -8,10 +8,22 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from router.spec.documents import file_documents
-from router.spec.fleet import OutlierSpec
-from tests.harness import CHAT, DONE, ONE, STREAM, TWO, EngineConnection, ScriptedEngine, one_pool, running_gateway
+from router.spec.fleet import EndpointSpec, OutlierSpec
+from tests.harness import (
+    CHAT,
+    DONE,
+    ONE,
+    STREAM,
+    TWO,
+    EngineConnection,
+    RunningGateway,
+    ScriptedEngine,
+    one_pool,
+    running_gateway,
+)
 
 
 async def ask(port: int, body: dict[str, Any], *headers: str, close: bool = True, seconds: float = 3.0) -> bytes:
@@ -162,3 +174,37 @@ async def test_series_of_an_endpoint_that_left_do_not_come_back() -> None:
             exposed = generate_latest(gateway.gateway.registry).decode().splitlines()
             left = [line for line in exposed if '"gone"' in line]
             assert not left
+
+
+def requests_counted(gateway: RunningGateway) -> dict[tuple[str, str], float]:
+    """Requests by route and status."""
+    text = generate_latest(gateway.gateway.registry).decode()
+    family = next(f for f in text_string_to_metric_families(text) if f.name == "headrace_requests")
+    return {(sample.labels["route"], sample.labels["status"]): sample.value for sample in family.samples}
+
+
+async def test_a_client_that_leaves_with_its_whole_answer_is_not_counted_as_gone() -> None:
+    async def script(connection: EngineConnection) -> None:
+        await connection.events(ONE, DONE)
+        await asyncio.sleep(0.5)
+        await connection.end()
+
+    async with ScriptedEngine(script) as engine, running_gateway(one_pool(engine.endpoint())) as gateway:
+        sent = msgspec.json.encode(STREAM)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n\r\n"
+        writer.write(head.encode() + sent)
+        await reader.readuntil(DONE)
+        writer.close()
+        await gateway.until(lambda: ("m", "200") in requests_counted(gateway), "the request is counted")
+        assert requests_counted(gateway) == {("m", "200"): 1}
+
+
+async def test_a_refusal_of_a_known_route_is_counted_and_told_under_its_name() -> None:
+    spec = one_pool(EndpointSpec(id="down", http="http://127.0.0.1:1"))
+    async with running_gateway(spec, wait_ready=False) as gateway:
+        answer = await ask(gateway.http_port, CHAT)
+        assert b"HTTP/1.1 503" in answer
+        assert b"x-headrace-route: m\r\n" in answer
+        assert b"x-headrace-route: -\r\n" in await ask(gateway.http_port, {**CHAT, "model": "made-up"})
+        assert requests_counted(gateway) == {("m", "503"): 1, ("unknown", "404"): 1}

@@ -112,6 +112,13 @@ def test_a_plan_lists_every_endpoint_that_can_serve_the_fallback_pools_last() ->
     assert [attempt.reason for attempt in attempts] == ["affinity", "fallback", "fallback", "fallback"]
 
 
+def test_who_stands_in_for_a_pool_that_cannot_serve_is_called_so() -> None:
+    view = fleet({"a": 2, "b": 2}, {"m": RouteSpec(pool="a", fallback=["b"])})
+    for endpoint in view.pools["a"].endpoints:
+        endpoint.state.phase = "unhealthy"
+    assert {(attempt.pool.name, attempt.reason) for attempt in plan(request(), view).attempts} == {("b", "fallback")}
+
+
 def test_an_endpoint_that_is_not_serving_gets_no_request() -> None:
     view = fleet({"a": 2, "b": 1}, {"m": RouteSpec(pool="a", fallback=["b"])})
     for phase in ("starting", "draining", "preempting", "unhealthy"):

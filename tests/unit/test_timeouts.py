@@ -37,7 +37,12 @@ def test_without_limits_a_request_may_wait_less_long_but_not_longer() -> None:
 def test_limits_let_a_request_wait_longer() -> None:
     bounds = limits(TimeoutLimitSpec(first_byte="20m", total="10m"))
     asked = read_timeouts("connect=9s, first_byte=1h, total=off")
-    assert Timeouts.of(USUAL).asked(asked, bounds) == Timeouts(2, 1200, 60, 600)
+    assert Timeouts.of(USUAL).asked(asked, bounds) == Timeouts(2, 1200, 60, inf)
+
+
+def test_a_limit_below_the_usual_cuts_nobody_short() -> None:
+    bounds = limits(TimeoutLimitSpec(first_byte="2s"))
+    assert Timeouts.of(USUAL).asked(read_timeouts("first_byte=1h"), bounds).first_byte == 300
 
 
 @given(st.dictionaries(st.sampled_from(["connect", "first_byte", "idle", "total"]), st.floats(0.001, 1e6)))
