@@ -34,6 +34,7 @@ from aiohttp.http_writer import HttpVersion11
 from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 
+from gateway.file_limit import ClientFiles
 from gateway.http.errors import INTERNAL, error_body
 from gateway.request_ids import new_request_id
 from gateway.upstream.http_connection import reset
@@ -91,6 +92,9 @@ class ClientProtocol(RequestHandler):
         self._server.open_connections.add(self)
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         connection = self.transport.get_extra_info("socket")
+        if self._server.files.refuses(connection.fileno()):
+            self.transport.abort()
+            return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -165,6 +169,7 @@ class ClientServer(web.Server):
     def __init__(self, handler: Callable[[web.BaseRequest], Any], **kwargs: Any) -> None:
         super().__init__(handler, handler_cancellation=True, auto_decompress=False, **kwargs)
         self.open_connections: set[ClientProtocol] = set()
+        self.files = ClientFiles()
 
     def __call__(self) -> ClientProtocol:
         return ClientProtocol(self, loop=self._loop, **self._kwargs)

@@ -133,7 +133,9 @@ class Command:
 
 
 @contextlib.asynccontextmanager
-async def command(folder: Path, spec: FleetSpec, addresses: GatewaySpec | None = None) -> AsyncIterator[Command]:
+async def command(
+    folder: Path, spec: FleetSpec, addresses: GatewaySpec | None = None, workers: int = WORKERS
+) -> AsyncIterator[Command]:
     """Run the command for `spec`; whatever a test leaves of it is killed."""
     addresses = addresses or GatewaySpec(
         http=f"127.0.0.1:{free_port()}", admin=f"127.0.0.1:{free_port()}", grpc=f"127.0.0.1:{free_port()}"
@@ -142,7 +144,7 @@ async def command(folder: Path, spec: FleetSpec, addresses: GatewaySpec | None =
     file.write_text(yaml.safe_dump(msgspec.to_builtins(msgspec.structs.replace(spec, gateway=addresses))))
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "headrace", "gateway", "--config", str(file), "--workers", str(WORKERS)),
+            *(sys.executable, "-m", "headrace", "gateway", "--config", str(file), "--workers", str(workers)),
             stderr=output,
         )
     running = Command(process, addresses, log)
