@@ -11,8 +11,8 @@ from aiohttp import web
 from router.spec.units import host_and_port
 
 _BACKLOG = 4096
-"""Connections that may wait to be accepted; Linux cuts it to `net.core.somaxconn`, which is that by default. A client whose
-connection does not fit is reset after it has sent its request."""
+"""Connections that may wait to be accepted; Linux cuts it to `net.core.somaxconn`, which is that by default. A client
+whose connection does not fit is reset after it has sent its request."""
 
 logger = logging.getLogger(__name__)
 
