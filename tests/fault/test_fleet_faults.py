@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import msgspec
 import psutil
 import yaml
@@ -76,6 +77,7 @@ async def test_a_killed_triton_takes_its_streams_with_it_and_no_others(
         30,
     )
     hit = [seen for seen in streams if seen.endpoint == "triton-a" and not seen.finished]
+    other = fleet.triton_b.supervisor.pid(fleet.triton_b.name)
     killed_at = time.monotonic()
     await fleet.triton_a.kill()
     await asyncio.sleep(max(0.0, killed_at + 1 - time.monotonic()))
@@ -87,6 +89,10 @@ async def test_a_killed_triton_takes_its_streams_with_it_and_no_others(
 
     await asyncio.gather(*tasks)
     assert hit
+    if fleet.triton_b.supervisor.pid(fleet.triton_b.name) != other:
+        # Triton 2.51's Python stub was seen to crash inside the interpreter, and the server with it.
+        await asyncio.gather(fleet.triton_a.until_ready(), fleet.triton_b.until_ready())
+        pytest.skip("the other Triton died by itself, which tells nothing of the gateway")
     for seen in streams:
         if seen in hit:
             assert seen.ended_in_error and b"[DONE]" not in seen.received
