@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 import msgspec
 import psutil
+import pytest
 import yaml
 
 from router.spec.fleet import GatewaySpec
