@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.upstream.triton.tokens import TokenCodec
 from tests.contract.triton_adapter import Adapt, Adapter, adapter
 from tests.contract.triton_models_server import TritonModels
+from tests.tokenizer import byte_level
 from tests.valkey import ValkeyProcess, servers_here
 
 
@@ -17,6 +19,20 @@ async def redis_server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncI
     """A server of the test's own: Valkey, and Debian's Redis where it is installed."""
     async with ValkeyProcess(request.param, tmp_path) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer, for models of token ids."""
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    byte_level(path)
+    return path
+
+
+@pytest.fixture
+def codec(tokenizer_file: Path) -> TokenCodec:
+    """The same, ready to use."""
+    return TokenCodec(tokenizer_file.read_bytes())
 
 
 @pytest_asyncio.fixture(loop_scope="session")

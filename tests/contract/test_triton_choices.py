@@ -16,7 +16,7 @@ from router.errors import ApiError
 from router.spec.fleet import TokenizerSpec
 from tests.contract.triton_adapter import Adapt, Adapter, Events
 from tests.contract.triton_models_server import TritonModels, triton_models
-from tests.tokenizer import SAMPLE, SPECIALS, byte_level
+from tests.tokenizer import SAMPLE, SPECIALS
 
 MODELS = ("steps_tokenize", "choices", "steps_detokenize", "choices_steps", "tensorrt_llm_bls", "raw_whole")
 TEXTS = (SAMPLE, "short", "漢字かな 👩‍👩‍👧", "", "def f(x: int) -> int:\n\treturn x\n  ")
@@ -29,18 +29,6 @@ Make = Callable[..., Awaitable[Adapter]]
 async def server() -> AsyncIterator[TritonModels]:
     async with triton_models(*MODELS) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    byte_level(path)
-    return path
-
-
-@pytest.fixture
-def codec(tokenizer_file: Path) -> TokenCodec:
-    return TokenCodec(tokenizer_file.read_bytes())
 
 
 @pytest.fixture

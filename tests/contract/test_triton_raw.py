@@ -26,18 +26,6 @@ async def server() -> AsyncIterator[TritonModels]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    byte_level(path)
-    return path
-
-
-@pytest.fixture
-def codec(tokenizer_file: Path) -> TokenCodec:
-    return TokenCodec(tokenizer_file.read_bytes())
-
-
 @pytest.fixture
 def raw(adapt: Adapt, tokenizer_file: Path) -> RawAdapt:
     async def make(model: str = "raw", *, eos: str = "</s>", **options: Any) -> Adapter:
