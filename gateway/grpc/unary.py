@@ -153,7 +153,7 @@ class Unary:
 
 def _place(context: Any, metadata: ClientMetadata, exchange: Exchange) -> None:
     """Tell the client who answers. It comes behind the answer, since gRPC's asyncio server sends metadata ahead of it
-    only in an operation of its own, which costs a tenth of the whole call."""
+    only in an operation of its own."""
     attempt = exchange.attempt
     assert attempt is not None
     context.set_trailing_metadata(metadata.answer(attempt.endpoint.id))

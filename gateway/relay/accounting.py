@@ -5,8 +5,8 @@ does not contain `"usage":` holds no usage, and one search of its bytes is all t
 looked for where it always is: the finish reason in the last few reads of a stream, usage near the end of a whole body.
 
 Engines are asked for usage whether or not the client was interested (`stream_options.include_usage`), because limits
-and costs are counted in tokens. What comes only for that reason, an event with usage and without choices, is taken out
-again. An event with usage *and* choices is text, and is left as it is.
+and costs are counted in tokens. What comes only for that reason, an event with usage and an empty list of choices, is
+taken out again. An event that says more (text, an error) is left as it is.
 """
 
 import contextlib
