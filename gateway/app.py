@@ -13,18 +13,17 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from gateway.admin.app import admin_app
+from gateway.admin.server import AdminServer
 from gateway.admin.view import Lifecycle, no_requests_left
 from gateway.exchange import LiveExchanges
 from gateway.file_limit import raise_file_limit
 from gateway.fleet import LiveFleet
 from gateway.grpc.server import GrpcFront
-from gateway.http.client_response import ClientServer
 from gateway.http.front import Front
-from gateway.listening import listen, not_to_be_had
+from gateway.http.server import ClientServer
+from gateway.listening import not_to_be_had
 from gateway.metrics import FleetCollector, Metrics
 from gateway.series import Rows
 from gateway.upstream.base import Failure, UpstreamError
@@ -38,8 +37,6 @@ from router.state.fleet import FleetState
 
 DRAIN_S = 300.0
 """How long streams may go on after the gateway was told to stop."""
-KEEP_ALIVE_S = 75.0
-"""How long an idle client connection is kept."""
 _GIVING_UP_S = 2.0
 """How long streams that are given up have to tell their clients so."""
 _STOPPING = UpstreamError(Failure.BUSY, "The gateway is stopping and waits no longer.", 503, "gateway_stopping")
@@ -96,9 +93,8 @@ class Gateway:
             lambda: self.lifecycle == "serving",
             exposes_routing=spec.gateway.expose_routing,
         )
-        self._admin_token = admin_token
-        self._admin_runner: web.AppRunner | None = None
-        self._client_runner: web.ServerRunner | None = None
+        self._admin = AdminServer(self, admin_token) if inherited is None else None
+        self._clients: ClientServer | None = None
         self._sweep: asyncio.Task[None] | None = None
         self.lifecycle: Lifecycle = "starting"
         self._metrics.registry.register(
@@ -136,18 +132,14 @@ class Gateway:
     async def start(self) -> None:
         """Serve. Raises ListenError if an address is not to be had."""
         raise_file_limit()
-        if self._inherited is None:
-            self._admin_runner = web.AppRunner(admin_app(self, self._admin_token), access_log=None)
-            await self._admin_runner.setup()
-            await listen(self._admin_runner, "admin", self._spec.gateway.admin)
+        if self._admin is not None:
+            await self._admin.start(self._spec.gateway.admin)
         await self.state.start()
         await self._live_fleet.probed_once(_FIRST_PROBES_S)
         self._sweep = asyncio.create_task(self._live.sweep(), name="deadline sweep")
-        server = ClientServer(self._front.handle, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
-        self._client_runner = web.ServerRunner(server, shutdown_timeout=DRAIN_S + _GIVING_UP_S)
-        await self._client_runner.setup()
+        self._clients = ClientServer(self._front.handle)
         bound = self._inherited.http if self._inherited is not None else None
-        await listen(self._client_runner, "http", self._spec.gateway.http, bound)
+        await self._clients.start(self._spec.gateway.http, bound)
         if self._spec.gateway.grpc is not None:
             try:
                 await self._grpc.start(self._spec.gateway.grpc, shared=self._inherited is not None)
@@ -158,19 +150,19 @@ class Gateway:
     async def stop(self) -> None:
         """Drain, then release everything. Cancelled, it waits for streams no longer."""
         self.lifecycle = "draining"
-        if self._client_runner is not None:
-            await self._drain(self._client_runner)
+        if self._clients is not None:
+            await self._drain(self._clients)
         if self._sweep is not None:
             self._sweep.cancel()
             await asyncio.wait([self._sweep])
-        if self._admin_runner is not None:
-            await self._admin_runner.cleanup()
+        if self._admin is not None:
+            await self._admin.stop()
         await self._live_fleet.close()
         await self.state.stop()
 
-    async def _drain(self, runner: web.ServerRunner) -> None:
+    async def _drain(self, clients: ClientServer) -> None:
         """Let the streams finish; those that do not in time end with an error event or status."""
-        closing = asyncio.gather(runner.cleanup(), self._grpc.stop(DRAIN_S + _GIVING_UP_S))
+        closing = asyncio.gather(clients.stop(DRAIN_S + _GIVING_UP_S), self._grpc.stop(DRAIN_S + _GIVING_UP_S))
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([closing], timeout=DRAIN_S)
         if not closing.done():

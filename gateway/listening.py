@@ -1,12 +1,11 @@
 """The addresses a gateway listens on: taking them, and saying in one sentence why one is not to be had."""
 
+import asyncio
 import errno
 import logging
 import os
 import socket
-from collections.abc import Sequence
-
-from aiohttp import web
+from collections.abc import Callable, Sequence
 
 from router.spec.units import host_and_port
 
@@ -28,19 +27,27 @@ class ListenError(Exception):
         self.what = what
 
 
-async def listen(runner: web.BaseRunner, what: str, address: str, bound: Sequence[socket.socket] | None = None) -> None:
-    """Serve `runner` on `address`, or on the sockets that are `bound` to it already. Raises ListenError."""
+async def listen(
+    protocol: Callable[[], asyncio.Protocol], what: str, address: str, bound: Sequence[socket.socket] | None = None
+) -> list[asyncio.Server]:
+    """Serve connections by what `protocol` makes, on `address` or on the sockets that are `bound` to it already. Raises
+    ListenError."""
     host, port = host_and_port(address)
+    loop = asyncio.get_running_loop()
+    servers: list[asyncio.Server] = []
     try:
         if bound is None:
-            await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
+            servers.append(await loop.create_server(protocol, host, port, backlog=_BACKLOG))
         else:
             for one in bound:
                 one.listen(_BACKLOG)  # uvloop does it again, but would keep to itself that it fails
-                await web.SockSite(runner, one, backlog=_BACKLOG).start()
+                servers.append(await loop.create_server(protocol, sock=one, backlog=_BACKLOG))
     except OSError as error:
+        for server in servers:
+            server.close()
         raise not_to_be_had(what, address, error) from None
     logger.info("%s: listening on %s", what, address)
+    return servers
 
 
 def bind(what: str, address: str) -> list[socket.socket]:

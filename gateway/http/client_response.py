@@ -1,52 +1,18 @@
-"""The client's side of a relay: the one module that reaches into aiohttp's server.
+"""The client's side of a relay: a response that writes itself to its connection's transport.
 
-aiohttp holds the client's connection and parses its requests. Its own streaming response costs a coroutine per write
-and cannot pass on bytes that are already framed, so a `ClientResponse` writes to the connection's transport itself, and
-only looks like a finished response to aiohttp when the handler returns it. What is used of aiohttp's inside, and pinned
-by a contract test for the version in use:
-
-- `RequestHandler` is the connection's asyncio protocol; `pause_writing` and `resume_writing` tell that the client does
-  not keep up. `ClientProtocol` passes both on to the response being written.
-
-- After a handler returns a response, the connection calls its `prepare` and `write_eof` and reads `keep_alive`.
-
-- `handle_error` makes the response to what is not HTTP, and to an exception nobody caught; `log_exception` writes of
-  what failed outside of handlers.
-
-- `writing_paused` and `_drain_helper` tell whether the client is behind and when it has caught up.
-
-- `_current_request` is the request being handled, `_messages` holds those read behind it, `_ErrInfo` among them stands
-  for what could not be parsed, and aiohttp stops reading by `pause_reading` and `_pause_reading_for_buffer`.
+Nothing stands between it and the transport, because a relay writes bytes that are framed already, in the moment they
+arrive, and cannot wait. The head goes out with what is written right after it.
 """
 
 import asyncio
-import contextlib
-import logging
-import socket
+import time
 from collections.abc import Callable
+from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 
-from aiohttp import web
-from aiohttp.helpers import rfc822_formatted_time
-from aiohttp.http_exceptions import LineTooLong
-from aiohttp.http_writer import HttpVersion11
-from aiohttp.streams import StreamReader
-from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
-
-from gateway.file_limit import ClientFiles
-from gateway.http.errors import INTERNAL, error_body
-from gateway.request_ids import new_request_id
+from gateway.http.request_head import RequestHead
 from gateway.upstream.http_connection import reset
-from router.errors import ApiError
-
-logger = logging.getLogger(__name__)
-
-WRITE_BUFFER_BYTES = 64 * 1024
-"""Bytes queued for a client that does not read before reading from the engine is paused."""
-SEND_BUFFER_BYTES = 128 * 1024
-"""What the kernel may queue besides (it takes twice that): left alone it swallows megabytes before anybody notices that
-a client is slow."""
 
 LAST_CHUNK = b"0\r\n\r\n"
 """What ends a chunked body."""
@@ -54,10 +20,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 NOBODY = "-"
 """What `x-headrace-endpoint` and `x-headrace-route` say when no endpoint or route had a part in the answer."""
 
-TAIL_S = 60.0
-"""How long a client may take for what is still queued when its answer is complete."""
-
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -70,133 +33,50 @@ class Flow(Protocol):
     def resume(self) -> None: ...
 
 
-class ClientProtocol(RequestHandler):
-    """aiohttp's connection, with back-pressure passed on, and never deaf to a client that leaves.
+class Wire(Protocol):
+    """A client's connection, as far as its answer is concerned."""
 
-    A connection that is not read does not show that its other end is gone. aiohttp stops reading when too much lies
-    behind the request being handled: such a connection is closed instead.
-    """
+    transport: asyncio.Transport | None
+    """None once the client has gone."""
+    response: "ClientResponse | None"
+    """Is told when the client stops and begins to keep up."""
+    writing_paused: bool
 
-    __slots__ = ("_body", "_server", "response")
-
-    def __init__(self, manager: "ClientServer", **kwargs: Any) -> None:
-        super().__init__(manager, **kwargs)
-        self._server = manager
-        self._body: StreamReader | None = None
-        """The body of the request read last."""
-        self.response: ClientResponse | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        assert self.transport is not None
-        self._server.open_connections.add(self)
-        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        connection = self.transport.get_extra_info("socket")
-        if self._server.files.refuses(connection.fileno()):
-            self.transport.abort()
-            return
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._server.open_connections.discard(self)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._messages:
-            return
-        message, payload = self._messages[-1]
-        if not isinstance(message, _ErrInfo):
-            self._body = payload
-            return
-        body = self._messages[-2][1] if len(self._messages) > 1 else self._body
-        if body is not None and not body.is_eof():
-            # It is what could not be parsed: whoever reads it would wait for ever.
-            body.set_exception(RequestPayloadError("malformed body"))
-
-    def pause_reading(self) -> None:
-        super().pause_reading()
-        if self._current_request is not None and self._current_request.content.is_eof():
-            self.force_close()
-
-    def _pause_reading_for_buffer(self) -> None:
-        super()._pause_reading_for_buffer()
-        self.force_close()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """The answer to what is not HTTP (400), and to an exception nobody caught (500), in the API's error shape."""
-        if status >= 500:
-            logger.error("unhandled error on %s %s", request.method, request.path, exc_info=exc)
-            error = INTERNAL
-        elif isinstance(exc, LineTooLong):
-            status = 431
-            error = ApiError(status, f"The request's head is too large: {exc.message}.", code="headers_too_large")
-        else:
-            error = ApiError(status, "The request is not valid HTTP/1.1.", code="bad_http_request")
-        self.close()
-        headers = {"x-request-id": new_request_id(), "x-headrace-endpoint": NOBODY, "x-headrace-route": NOBODY}
-        return web.Response(status=status, body=error_body(error), content_type="application/json", headers=headers)
-
-    def log_exception(self, *args: Any, **kwargs: Any) -> None:
-        """aiohttp drains what is left of a body after its request has been refused; that it is malformed is the
-        client's affair, and the connection closes."""
-        if not isinstance(kwargs.get("exc_info"), RequestPayloadError):
-            super().log_exception(*args, **kwargs)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self.response is not None:
-            self.response.writing_paused()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.response is not None:
-            self.response.writing_resumed()
+    @property
+    def ending(self) -> bool:
+        """Whether the answer has to be the connection's last."""
 
 
-class ClientServer(web.Server):
-    """aiohttp's low-level server (one handler, no router) on `ClientProtocol` connections.
+class _Date:
+    """The current time as a header's value (RFC 9110 section 5.6.7), made once a second."""
 
-    A handler is cancelled when its client goes: that is how a disconnect reaches the engine.
-    """
+    def __init__(self) -> None:
+        self._second = 0
+        self._text = ""
 
-    def __init__(self, handler: Callable[[web.BaseRequest], Any], **kwargs: Any) -> None:
-        super().__init__(handler, handler_cancellation=True, auto_decompress=False, **kwargs)
-        self.open_connections: set[ClientProtocol] = set()
-        self.files = ClientFiles()
+    def __call__(self) -> str:
+        second = int(time.time())
+        if second != self._second:
+            self._second, self._text = second, formatdate(second, usegmt=True)
+        return self._text
 
-    def __call__(self) -> ClientProtocol:
-        return ClientProtocol(self, loop=self._loop, **self._kwargs)
 
-    async def shutdown(self, timeout: float | None = None) -> None:
-        """Close every connection once its handler has ended and its client has taken what was written to it."""
-        await super().shutdown(timeout)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TAIL_S):
-                while self.open_connections:  # noqa: ASYNC110 - at the end of a process
-                    await asyncio.sleep(0.02)
+_date = _Date()
 
 
 class ClientResponse:
     """A response that writes itself, as a whole or as it comes in. A `Sink` for relays."""
 
-    def __init__(self, request: web.BaseRequest, headers: Headers, *, exposes_routing: bool) -> None:
-        """Without `exposes_routing`, headers that tell of the fleet (`x-headrace-*`) are left out."""
+    def __init__(self, wire: Wire, head: RequestHead | None, headers: Headers, *, exposes_routing: bool) -> None:
+        """Without `exposes_routing`, headers that tell of the fleet (`x-headrace-*`) are left out. `head` is None for a
+        request that could not be read: its connection ends."""
         self.headers = headers
         """What goes into the head whatever the answer will be."""
         self._exposes_routing = exposes_routing
-        protocol = request.protocol
-        assert isinstance(protocol, ClientProtocol)
-        self._protocol = protocol
-        self._http11 = request.version >= HttpVersion11
-        self._keep = request.keep_alive
-        self._bodyless = request.method == "HEAD"
+        self._wire = wire
+        self._http11 = head is None or head.http11
+        self._keep = head is not None and head.keep_alive
+        self._bodyless = head is not None and head.method == "HEAD"
         self._remaining: int | None = None
         self._chunked_body = False
         self._body_ended = False
@@ -213,21 +93,6 @@ class ClientResponse:
         self.resumed_at = 0.0
         """Loop time when it last caught up."""
 
-    # What aiohttp asks of a response once the handler has returned it.
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        return None
-
-    async def write_eof(self) -> None:
-        """Wait for a client that has fallen behind to take the rest, but not for ever."""
-        if not self._protocol.writing_paused:
-            return
-        try:
-            async with asyncio.timeout(TAIL_S):
-                await self._protocol._drain_helper()
-        except TimeoutError:
-            self.abort()
-
     @property
     def keep_alive(self) -> bool:
         return self._keep and self.finished
@@ -241,26 +106,26 @@ class ClientResponse:
         with the connection for an HTTP/1.0 client."""
         self.started = True
         self.status = status
-        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
         if content_length is not None:
             self._remaining = content_length
-            lines.append(f"Content-Length: {content_length}")
+            framing = f"Content-Length: {content_length}\r\n"
         elif self._http11:
             self._chunked_body = True
-            lines.append("Transfer-Encoding: chunked")
+            framing = "Transfer-Encoding: chunked\r\n"
         else:
+            self._keep, framing = False, ""
+        if self._keep and self._wire.ending:
             self._keep = False
         if not self._keep:
-            lines.append("Connection: close")
+            framing += "Connection: close\r\n"
         elif not self._http11:
-            lines.append("Connection: keep-alive")
-        lines.append(f"Date: {rfc822_formatted_time()}")
+            framing += "Connection: keep-alive\r\n"
         shown = (*self.headers, *headers)
         if not self._exposes_routing:
             shown = tuple(header for header in shown if not header[0].startswith("x-headrace-"))
-        lines += [f"{name}: {value}" for name, value in shown]
-        lines += ["", ""]
-        self._head = "\r\n".join(lines).encode("latin-1", "replace")
+        lines = "".join([f"{name}: {value}\r\n" for name, value in shown])
+        status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
+        self._head = f"{status_line}{framing}Date: {_date()}\r\n{lines}\r\n".encode("latin-1", "replace")
         asyncio.get_running_loop().call_soon(self._write_head)
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
@@ -289,7 +154,7 @@ class ClientResponse:
 
     @property
     def write_raw(self) -> Callable[[bytes], None]:
-        transport = self._protocol.transport
+        transport = self._wire.transport
         if transport is None:
             raise RuntimeError("the client has gone")
         return transport.write
@@ -326,7 +191,7 @@ class ClientResponse:
         """Cut the connection: the client must not take what it got for a whole answer."""
         self._keep = False
         self.follow(None)
-        transport = self._protocol.transport
+        transport = self._wire.transport
         if transport is None:
             return
         if self._remaining is None and not self._chunked_body:
@@ -337,8 +202,8 @@ class ClientResponse:
     def follow(self, flow: Flow | None) -> None:
         """Hold up `flow` from now on when the client does not keep up."""
         self._flow = flow
-        self._protocol.response = self if flow is not None else None
-        if flow is not None and self._protocol.writing_paused:
+        self._wire.response = self if flow is not None else None
+        if flow is not None and self._wire.writing_paused:
             self.writing_paused()  # since the answer before this one
 
     def writing_paused(self) -> None:
@@ -355,16 +220,10 @@ class ClientResponse:
     def _write(self, data: bytes) -> None:
         if self._head:
             data, self._head = self._head + data, b""
-        transport = self._protocol.transport
+        transport = self._wire.transport
         if transport is not None:  # else the client has gone, and the handler is about to be cancelled
             transport.write(data)
 
     def _write_head(self) -> None:
         if self._head:
             self._write(b"")
-
-
-def write_continue(request: web.BaseRequest) -> None:
-    """Tell a client that waits for it (`Expect: 100-continue`) to send its body."""
-    if request.transport is not None:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

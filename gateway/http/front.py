@@ -9,19 +9,19 @@ import time
 from functools import partial
 
 import msgspec
-from aiohttp import web
 
 from gateway.dispatch import ClientRequest, OpenAnswer, open_answer, relay
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.http.answering import Answering, refuse
 from gateway.http.client_response import NOBODY, ClientResponse
+from gateway.http.connection import Request
 from gateway.http.errors import error_body
 from gateway.http.kserve import KServeFront
 from gateway.http.passed_headers import TRACE_CONTEXT, passed_headers
 from gateway.http.pings import ping
 from gateway.http.placement import placement
-from gateway.http.request_body import RequestBody
+from gateway.http.request_head import RequestHead
 from gateway.metrics import Metrics
 from gateway.relay.accounting import Account
 from gateway.request_ids import is_request_id, new_request_id
@@ -53,19 +53,21 @@ class Front:
         self._started = int(time.time())
         self._kserve = KServeFront(fleet, live, metrics)
 
-    async def handle(self, request: web.BaseRequest) -> ClientResponse:
+    async def handle(self, request: Request) -> ClientResponse:
         """Answer one request."""
-        request_id = request.headers.get("x-request-id")
+        head = request.head
+        request_id = head.headers.get("x-request-id")
         if request_id is None or not is_request_id(request_id):
             request_id = new_request_id()
-        response = ClientResponse(request, (("x-request-id", request_id),), exposes_routing=self._exposes_routing)
-        path = request.path
+        headers = (("x-request-id", request_id),)
+        response = ClientResponse(request.connection, head, headers, exposes_routing=self._exposes_routing)
+        path = head.path
         api = _APIS.get(path)
         if api is not None:
-            if _allows("POST", request, response):
+            if _allows("POST", head, response):
                 await self._generate(api, request, request_id, response)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
-            if _allows("GET", request, response):
+            if _allows("GET", head, response):
                 self._models(path, response)
         elif path == "/v2" or path.startswith("/v2/"):
             await self._kserve.handle(request, request_id, response)
@@ -73,24 +75,25 @@ class Front:
             refuse(response, ApiError(404, f"There is no {path[:200]!r} here.", code="unknown_url"), error_body)
         return response
 
-    async def _generate(self, api: Api, request: web.BaseRequest, request_id: str, response: ClientResponse) -> None:
+    async def _generate(self, api: Api, request: Request, request_id: str, response: ClientResponse) -> None:
         with Answering(self._live, self._metrics, api, request_id, response, error_body) as exchange:
             answer = await self._open(api, request, request_id, exchange, response)
             await relay(exchange, response, answer, self._fleet)
 
     async def _open(
-        self, api: Api, request: web.BaseRequest, request_id: str, exchange: Exchange, response: ClientResponse
+        self, api: Api, request: Request, request_id: str, exchange: Exchange, response: ClientResponse
     ) -> OpenAnswer:
         """Read, view, plan, and get an engine to answer. The body is let go of on return."""
-        fields = read_fields(await self._read_body(request, response))
-        prompt = read_prompt(api, fields, request.headers.get("x-session-id"))
+        fields = read_fields(await self._read_body(request))
+        headers = request.head.headers
+        prompt = read_prompt(api, fields, headers.get("x-session-id"))
         view = self._fleet.view
         if prompt.model in view.routes:  # else it is counted under no name that a client makes up
             exchange.route = prompt.model
             response.headers += (("x-headrace-route", exchange.route),)
         decided = plan(prompt, view)
-        passed = (("x-request-id", request_id), *passed_headers(request, TRACE_CONTEXT))
-        if (asked_timeouts := request.headers.get(TIMEOUTS_HEADER)) is not None:
+        passed = (("x-request-id", request_id), *passed_headers(headers, TRACE_CONTEXT))
+        if (asked_timeouts := headers.get(TIMEOUTS_HEADER)) is not None:
             exchange.asked_timeouts = read_timeouts(asked_timeouts)
         gaps = None
         if prompt.stream:
@@ -100,18 +103,14 @@ class Front:
         asked = ClientRequest(prompt, fields, request_id, passed, account)
         return await open_answer(exchange, decided, asked, self._fleet)
 
-    async def _read_body(self, request: web.BaseRequest, response: ClientResponse) -> bytes:
+    async def _read_body(self, request: Request) -> bytes:
         """The whole request body. Raises ApiError: 413 over the limit, 408 for a client that stops sending, 400 for
         bytes that are not what their framing says, 415 for a coding: a few bytes of it could keep a core busy for
         long."""
-        if request.headers.get("content-encoding", "identity").lower() != "identity":
-            response.close_after()
+        if request.head.headers.get("content-encoding", "identity").lower() != "identity":
             raise ApiError(415, "Send the request body without Content-Encoding.", code="unsupported_encoding")
-        body = RequestBody(request, response, self._body_limit)
-        pieces: list[bytes] = []
-        while piece := await body.read():
-            pieces.append(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        request.body.begin(self._body_limit)
+        return await request.body.collect()
 
     def _models(self, path: str, response: ClientResponse) -> None:
         """The routes as OpenAI's model list, each with what its engine says of the model."""
@@ -143,15 +142,14 @@ def _ping(exchange: Exchange, response: ClientResponse) -> None:
     ping(response, placement(exchange))
 
 
-def _allows(method: str, request: web.BaseRequest, response: ClientResponse) -> bool:
+def _allows(method: str, head: RequestHead, response: ClientResponse) -> bool:
     """Whether a request has the method that its path takes; if not, it has been refused."""
-    if request.method == method:
+    if head.method == method:
         return True
-    response.close_after()  # its body has not been read
     response.headers += (("Allow", method),)
     refuse(
         response,
-        ApiError(405, f"{request.path} takes {method}, not {request.method}.", code="method_not_allowed"),
+        ApiError(405, f"{head.path} takes {method}, not {head.method}.", code="method_not_allowed"),
         error_body,
     )
     return False

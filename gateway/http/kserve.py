@@ -13,12 +13,12 @@ import itertools
 from importlib.metadata import version
 
 import msgspec
-from aiohttp import web
 
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.http.answering import Answering, refuse
 from gateway.http.client_response import NOBODY, ClientResponse
+from gateway.http.connection import Request
 from gateway.http.errors import as_api_error
 from gateway.http.kserve_engine import GENERATING, Sending, open_answer
 from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
@@ -78,24 +78,23 @@ class KServeFront:
         self._metrics = metrics
         self._turns = itertools.count()
 
-    async def handle(self, request: web.BaseRequest, request_id: str, response: ClientResponse) -> None:
+    async def handle(self, request: Request, request_id: str, response: ClientResponse) -> None:
         """Answer one request."""
-        path = request.rel_url.raw_path
+        path = request.head.raw_path
         asked = parse(path) if path != "/v2/models/stats" else None
         if asked is not None:
-            if request.method != METHODS[asked.operation]:
+            if request.head.method != METHODS[asked.operation]:
                 _refuse_method(response, METHODS[asked.operation])
             else:
                 await self._pass_on(asked, request, request_id, response)
-        elif path == "/v2/models/stats" and request.method == "GET":
+        elif path == "/v2/models/stats" and request.head.method == "GET":
             await self._statistics(request_id, response)
         elif path == "/v2/repository/index":
-            if request.method != "POST":
+            if request.head.method != "POST":
                 _refuse_method(response, "POST")
             else:
                 await self._index(request, response)
         elif (reason := why_unsupported(path)) is not None:
-            response.close_after()
             refuse(response, ApiError(501, reason), _body)
         else:
             self._own(path, request, response)
@@ -119,10 +118,11 @@ class KServeFront:
                     found += [{**entry, "name": msgspec.Raw(msgspec.json.encode(name))} for entry in entries]
         _send_own(response, 200, msgspec.json.encode({"model_stats": found}))
 
-    async def _index(self, request: web.BaseRequest, response: ClientResponse) -> None:
+    async def _index(self, request: Request, response: ClientResponse) -> None:
         """The routes that have Triton behind them, as a repository's models."""
         try:
-            body = RequestBody(request, response, READ_AHEAD_BYTES)
+            body = request.body
+            body.begin(READ_AHEAD_BYTES)
             said = await _read_ahead(body)
             only_ready = bool(said) and msgspec.json.decode(said, type=_IndexRequest).ready
         except msgspec.MsgspecError as error:
@@ -133,7 +133,7 @@ class KServeFront:
             models = repository_index(self._fleet.view, "http", only_ready=only_ready)
             _send_own(response, 200, msgspec.json.encode(models))
 
-    def _own(self, path: str, request: web.BaseRequest, response: ClientResponse) -> None:
+    def _own(self, path: str, request: Request, response: ClientResponse) -> None:
         """What the gateway answers itself."""
         if path == "/v2/health/live":
             answer: tuple[int, bytes] | None = (200, b"")
@@ -145,40 +145,36 @@ class KServeFront:
         else:
             answer = None
         if answer is None:
-            response.close_after()
             refuse(response, ApiError(404, "Not Found"), _body)
-        elif request.method != "GET":
+        elif request.head.method != "GET":
             _refuse_method(response, "GET")
         else:
             _send_own(response, *answer)
 
-    async def _pass_on(
-        self, asked: ModelPath, request: web.BaseRequest, request_id: str, response: ClientResponse
-    ) -> None:
+    async def _pass_on(self, asked: ModelPath, request: Request, request_id: str, response: ClientResponse) -> None:
         api = API if asked.operation in GENERATING else None
         with Answering(self._live, self._metrics, api, request_id, response, _body) as exchange:
-            body = RequestBody(request, response, BODY_LIMIT)
-            await self._relay(asked, request, request_id, body, exchange, response)
+            request.body.begin(BODY_LIMIT)
+            await self._relay(asked, request, request_id, exchange, response)
 
     async def _relay(
         self,
         asked: ModelPath,
-        request: web.BaseRequest,
+        request: Request,
         request_id: str,
-        body: RequestBody,
         exchange: Exchange,
         response: ClientResponse,
     ) -> None:
         if asked.model not in self._fleet.view.routes:
-            response.close_after()
             raise _unknown(asked)
+        body = request.body
         start = await _read_ahead(body)
         opening, turn = Opening(), 0
         if asked.operation in GENERATING:
             opening, turn = _opening(asked, request, start), next(self._turns)
-            if (asked_timeouts := request.headers.get(TIMEOUTS_HEADER)) is not None:
+            if (asked_timeouts := request.head.headers.get(TIMEOUTS_HEADER)) is not None:
                 exchange.asked_timeouts = read_timeouts(asked_timeouts)
-        prompt = view(asked.model, opening, request.headers.get("x-session-id"), turn)
+        prompt = view(asked.model, opening, request.head.headers.get("x-session-id"), turn)
         exchange.route = asked.model
         response.headers += (("x-headrace-route", exchange.route),)
         try:
@@ -187,11 +183,9 @@ class KServeFront:
             if asked.operation == "ready":
                 raise _unknown(asked) from None
             raise
-        lines = [f"{name}: {value}" for name, value in passed_headers(request, PASSED_REQUEST_HEADERS)]
-        sending = Sending(asked, request.method, request_id, lines, start, body)
+        lines = [f"{name}: {value}" for name, value in passed_headers(request.head.headers, PASSED_REQUEST_HEADERS)]
+        sending = Sending(asked, request.head.method, request_id, lines, start, body)
         answer = await open_answer(exchange, decided, sending, self._fleet)
-        if not body.ended:
-            response.close_after()
         head, endpoint = answer.head, answer.attempt.endpoint
         exchange.streamed = head.events
         headers = tuple((name, value) for name, value in head.headers if name in PASSED_RESPONSE_HEADERS)
@@ -226,13 +220,13 @@ async def _read_ahead(body: RequestBody) -> bytes:
     return b"".join(pieces)
 
 
-def _opening(asked: ModelPath, request: web.BaseRequest, start: bytes) -> Opening:
+def _opening(asked: ModelPath, request: Request, start: bytes) -> Opening:
     start = start[:READ_AHEAD_BYTES]
     if asked.operation != "infer":
         return read_generate(start)
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
+    if request.head.headers.get("content-encoding", "identity").lower() != "identity":
         start = inflate_start(start)
-    length = request.headers.get("inference-header-content-length")
+    length = request.head.headers.get("inference-header-content-length")
     return read_infer(start, int(length) if length and length.isascii() and length.isdigit() else None)
 
 
@@ -266,5 +260,4 @@ def _send_own(response: ClientResponse, status: int, body: bytes) -> None:
 
 
 def _refuse_method(response: ClientResponse, method: str) -> None:
-    response.close_after()  # its body has not been read
     response.send(405, (_JSON, ("Allow", method)), _body(ApiError(405, "Method Not Allowed")))

@@ -1,69 +1,167 @@
 """A client's request body, as it comes in.
 
-Whether it is collected or streamed on, it is read in the same way: bounded, with a limit to how long the client may
-pause, and with a refusal for whatever its framing turns out not to be. A body that was not read to its end leaves a
-connection that cannot be used again, so every refusal here closes it.
+The connection feeds it, the request's handler takes it, whole (`collect`) or in pieces (`read`). Either way it is
+bounded: a handler that takes pieces has the connection stop reading while too much lies here, one that collects has set
+a limit. Whatever its framing turns out not to be, or a pause that is too long, is a refusal that the handler meets when
+it reads. A body that has not arrived when its answer begins ends the connection with that answer, for nobody could tell
+where the next request starts.
 """
 
 import asyncio
+from typing import Protocol
 
-from aiohttp import HttpVersion11, web
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestPayloadError
-
-from gateway.http.client_response import ClientResponse, write_continue
+from gateway.http.request_head import RequestHead
+from gateway.relay.http1 import ChunkedReader
 from router.errors import ApiError, invalid
 
 BODY_IDLE_S = 60.0
 """How long a client may pause in the middle of sending its request body."""
+_READ_AHEAD_BYTES = 256 * 1024
+"""Bytes that lie here untaken before the connection is read no further."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class BodySource(Protocol):
+    """The connection that a body comes from."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
 
 
 class RequestBody:
-    """The body of one request, to be read once. Holds no more than what one read gave."""
+    """The body of one request, to be taken once."""
 
-    __slots__ = ("_content", "_limit", "_response", "length", "size")
+    __slots__ = (
+        "_collects", "_error", "_held", "_limit", "_missing", "_pieces", "_reader", "_source", "_waiter",
+        "_waits_to_send", "arrived", "last_fed", "length", "size",
+    )  # fmt: skip
 
-    def __init__(self, request: web.BaseRequest, response: ClientResponse, limit: int) -> None:
-        """Raises ApiError (413) for a body that is announced to be larger than `limit` bytes."""
-        self._content = request.content
-        self._response = response
-        self._limit = limit
-        self.length = request.content_length
-        """Its announced length; None if chunked, or without a body."""
+    def __init__(self, source: BodySource, head: RequestHead) -> None:
+        self._source = source
+        self._reader = ChunkedReader() if head.chunked else None
+        self._missing = head.content_length
+        self.length = None if head.chunked else head.content_length
+        """Its announced length; None if chunked."""
+        self.arrived = self.length == 0
+        """All of it is here, or has been taken."""
         self.size = 0
-        """Bytes read so far."""
+        """Bytes taken so far."""
+        self.last_fed = 0.0
+        """Loop time of what came last of a body that did not come with its head; 0 for one that did."""
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._limit = 0
+        self._collects = False
+        self._error: ApiError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._waits_to_send = not self.arrived and head.expects_continue
+
+    # What the connection does.
+
+    def feed(self, data: bytes) -> bytes:
+        """Take in what was read, and return what lies behind the body."""
+        if self._error is not None:
+            return b""
+        rest = b""
+        if self._reader is None:
+            missing = self._missing
+            if len(data) > missing:
+                data, rest = data[:missing], data[missing:]
+            self._missing = missing - len(data)
+            self.arrived = not self._missing
+        else:
+            data = self._reader.feed(data)
+            if self._reader.error is not None:
+                self.fail(invalid("The request body is not what its headers say.", code="bad_http_request"))
+                return b""
+            self.arrived, rest = self._reader.complete, self._reader.leftover
+        if data:
+            self._pieces.append(data)
+            self._held += len(data)
+        if self._collects:
+            if self._held > self._limit:
+                self.fail(self._too_large())
+            elif self.arrived:
+                self._wake()
+        else:
+            if self._held > _READ_AHEAD_BYTES and not self.arrived:
+                self._source.pause_reading()
+            self._wake()
+        return rest
+
+    def fail(self, error: ApiError) -> None:
+        """Have whoever reads it raise `error`; nothing more is taken in."""
+        self._error = error
+        self._pieces.clear()
+        self._wake()
+
+    def overdue(self, now: float) -> None:
+        """Give up a client that has paused for too long while it was waited for."""
+        if self._waiter is not None and now - self.last_fed > BODY_IDLE_S:
+            self.fail(ApiError(408, "The request body did not arrive in time.", code="request_timeout"))
+
+    # What the handler does.
+
+    def begin(self, limit: int) -> None:
+        """Get ready to take it; before that, nothing of it is asked for. Raises ApiError (413) for a body that is
+        announced to be larger than `limit` bytes."""
+        self._limit = limit
         if (self.length or 0) > limit:
             raise self._too_large()
-        if request.headers.get("expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
-            write_continue(request)
+        if self._waits_to_send and not self._held and not self.arrived:
+            self._source.write(_CONTINUE)
 
     @property
     def ended(self) -> bool:
-        """Whether it has been read to its end."""
-        return self.size == self.length or self._content.at_eof()
+        """Whether all of it has been taken."""
+        return self.arrived and not self._pieces
 
     async def read(self) -> bytes:
         """The next bytes; none at its end. Raises ApiError: 413 over the limit, 408 for a client that stops sending,
         400 for bytes that are not what their framing says."""
-        content = self._content
-        try:
-            if content.is_eof():  # all of it has come, as nearly always: nothing to wait for
-                piece = content.read_nowait()
-            else:
-                async with asyncio.timeout(BODY_IDLE_S):
-                    piece = await content.readany()
-        except TimeoutError:
-            self._response.close_after()
-            raise ApiError(408, "The request body did not arrive in time.", code="request_timeout") from None
-        except (RequestPayloadError, HttpProcessingError):
-            self._response.close_after()
-            raise invalid("The request body is not what its headers say.", code="bad_http_request") from None
-        self.size += len(piece)
-        if self.size > self._limit:
-            raise self._too_large()
+        while not self._pieces and not self.arrived and self._error is None:
+            await self._more()
+        piece = self._take()
+        self._source.resume_reading()
         return piece
 
+    async def collect(self) -> bytes:
+        """All of it. Raises ApiError as `read` does."""
+        self._collects = True
+        if not self.arrived:
+            self._source.resume_reading()
+            while not self.arrived and self._error is None:
+                await self._more()
+        return self._take()
+
+    def _take(self) -> bytes:
+        if self._error is not None:
+            raise self._error
+        pieces = self._pieces
+        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._held = 0
+        self.size += len(taken)
+        if self.size > self._limit:
+            raise self._too_large()
+        return taken
+
+    async def _more(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.last_fed = loop.time()
+        self._waiter = loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     def _too_large(self) -> ApiError:
-        self._response.close_after()
         message = f"The request body is larger than the limit of {self._limit} bytes."
         return ApiError(413, message, code="request_too_large")

@@ -16,13 +16,12 @@ from collections.abc import Iterator
 from functools import partial
 
 import msgspec
-from aiohttp import web
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from gateway.admin.app import admin_app
+from gateway.admin.server import AdminServer
 from gateway.admin.view import Lifecycle, Workers
-from gateway.listening import bind, free_port, listen, not_to_be_had
+from gateway.listening import bind, free_port, not_to_be_had
 from gateway.metrics import FleetCollector
 from headrace.config import LoadedFleet
 from headrace.workers.channel import Report, Start
@@ -53,7 +52,7 @@ class Supervisor:
         self._slots: list[Slot] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._http = contextlib.ExitStack()
-        self._admin_runner: web.AppRunner | None = None
+        self._admin = AdminServer(self, loaded.settings.admin_token)
         self._stopping = False
         self._totals = Totals(self._reports)
         self.registry = CollectorRegistry()
@@ -87,9 +86,7 @@ class Supervisor:
     async def start(self) -> None:
         """Serve with all workers. Raises ListenError if an address is not to be had, WorkerError if a worker ends."""
         gateway = self._loaded.spec.gateway
-        self._admin_runner = web.AppRunner(admin_app(self, self._loaded.settings.admin_token), access_log=None)
-        await self._admin_runner.setup()
-        await listen(self._admin_runner, "admin", gateway.admin)
+        await self._admin.start(gateway.admin)
         sockets = [self._http.enter_context(one) for one in bind("http", gateway.http)]
         gateway = _with_grpc_port(gateway)
         await self.state.start()
@@ -126,8 +123,7 @@ class Supervisor:
             for keeper in self._keepers:
                 keeper.cancel()  # whose worker is killed with it
             await asyncio.gather(*self._keepers, return_exceptions=True)  # what they raise, `start` has raised
-        if self._admin_runner is not None:
-            await self._admin_runner.cleanup()
+        await self._admin.stop()
         await self.state.stop()
 
     def _tell_to_stop(self) -> None:

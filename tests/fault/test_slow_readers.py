@@ -12,7 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from gateway.http.client_response import WRITE_BUFFER_BYTES
+from gateway.http.connection import WRITE_BUFFER_BYTES
 from router.spec.fleet import TimeoutSpec
 from tests.fault.relay_client import Api, Ask, Seen, read_response
 from tests.fault.relay_matrix import OUTER_S, Matrix, route_name, running_matrix

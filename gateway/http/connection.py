@@ -1,0 +1,277 @@
+"""A client's connection: one request after another, each answered by a task of its own.
+
+Our own `asyncio.Protocol` instead of an HTTP server library, because what those do for every request costs a gateway of
+short answers a quarter of its time, and because a gateway has to know what they hide: how far a body has come, who
+still owes what since when, whether what is pipelined may still be waited for. It stands in one of four places:
+
+- waiting for a head (`_head` is what has come of it),
+- a request is being answered: what comes is its body, then what is pipelined behind it;
+- its answer is written, and its client slow to take the rest;
+- the answer said that the connection ends, with a body that has not all come: what comes is thrown away for a while
+  (`_lingering`), because closing at once would reset the connection and with it the answer under way.
+
+The request's task is cancelled when the client leaves: that is how a disconnect reaches the engine. A connection that
+is not read does not show that its other end is gone, so while a request is answered it is always read; one on which too
+much is pipelined is closed. Nothing here has a timer: the server looks at all its connections once a second (`check`).
+"""
+
+import asyncio
+import logging
+import re
+import socket
+from typing import TYPE_CHECKING, cast
+
+from gateway.http.client_response import NOBODY, ClientResponse
+from gateway.http.errors import error_body
+from gateway.http.request_body import RequestBody
+from gateway.http.request_head import HEAD_LIMIT, BadHeadError, RequestHead, parse_head
+from gateway.request_ids import new_request_id
+from router.errors import ApiError
+
+if TYPE_CHECKING:
+    from gateway.http.server import ClientServer
+
+WRITE_BUFFER_BYTES = 64 * 1024
+"""Bytes queued for a client that does not read before reading from the engine is paused."""
+SEND_BUFFER_BYTES = 128 * 1024
+"""What the kernel may queue besides (it takes twice that): left alone it swallows megabytes before anybody notices that
+a client is slow."""
+PIPELINED_BYTES = 128 * 1024
+"""What a client may send behind the request being answered."""
+
+KEEP_ALIVE_S = 75.0
+"""How long an idle connection is kept."""
+HEAD_S = 60.0
+"""How long a client may take for a request's head, from the connection's beginning or the head's first byte."""
+TAIL_S = 60.0
+"""How long a client may take for what is still queued when its answer is complete."""
+LINGER_S = 5.0
+"""How long a client that still sends may do so after its answer."""
+
+_BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
+
+logger = logging.getLogger(__name__)
+
+
+class Request:
+    """One request as its handler gets it."""
+
+    __slots__ = ("body", "connection", "head")
+
+    def __init__(self, head: RequestHead, body: RequestBody, connection: "ClientConnection") -> None:
+        self.head = head
+        self.body = body
+        self.connection = connection
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection of a client; see above."""
+
+    __slots__ = (
+        "_body", "_closing", "_head", "_lingering", "_paused", "_server", "_since", "_task", "_used",
+        "response", "transport", "writing_paused",
+    )  # fmt: skip
+
+    def __init__(self, server: "ClientServer") -> None:
+        self._server = server
+        self.transport: asyncio.Transport | None = None
+        """None once the client has gone."""
+        self.response: ClientResponse | None = None
+        """What is being relayed to the client, and held up when it does not keep up."""
+        self.writing_paused = False
+        self._head = b""
+        """What has come of the next head, and of what may be behind it."""
+        self._body: RequestBody | None = None
+        self._task: asyncio.Task[None] | None = None
+        """Both of the request being answered."""
+        self._since = 0.0
+        """Loop time since when the connection is where it is."""
+        self._used = False
+        self._paused = False
+        self._closing = False
+        self._lingering = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        connection = self.transport.get_extra_info("socket")
+        if self._server.files.refuses(connection.fileno()):
+            self.transport.abort()
+            return
+        self._server.connections.add(self)
+        self._since = self._server.time()
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._server.lost(self)
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        body = self._body
+        if body is None:
+            if not (self._closing or self._lingering):
+                self._read_head(self._head + data if self._head else data)
+            return
+        if not body.arrived:
+            body.last_fed = self._server.time()
+            data = body.feed(data)
+            if not data:
+                return
+        self._head += data
+        if len(self._head) > PIPELINED_BYTES:
+            self.abort()
+
+    def _read_head(self, data: bytes) -> None:
+        """Begin the request in `data`, if its head is complete."""
+        while data.startswith(b"\r\n"):  # some clients end a body with one line end too many
+            data = data[2:]
+        end = data.find(b"\r\n\r\n", 0, HEAD_LIMIT)
+        if end < 0:
+            if not self._head:
+                self._since = self._server.time()
+            self._head = data
+            if len(data) >= HEAD_LIMIT:
+                message = f"The request's head is larger than {HEAD_LIMIT} bytes."
+                self._refuse(BadHeadError(431, message, "headers_too_large"))
+            elif _BARE_LINE_FEED.search(data) is not None:
+                self._refuse(BadHeadError(400, "The request is not valid HTTP/1.1: its lines end in CRLF."))
+            return
+        try:
+            head = parse_head(data[:end])
+        except BadHeadError as error:
+            self._refuse(error)
+            return
+        self._body = body = RequestBody(self, head)
+        rest = data[end + 4 :]
+        if rest and not body.arrived:
+            rest = body.feed(rest)
+        self._head = rest
+        self._task = self._server.loop.create_task(self._answer(Request(head, body, self)))
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            response = await self._server.handle(request)
+        except Exception:
+            logger.exception("unhandled error on %s %s", request.head.method, request.head.path)
+            self._task = None
+            self.abort()
+        else:
+            self._task = None
+            self._answered(response.keep_alive)
+
+    def _answered(self, keep_alive: bool) -> None:
+        """Go on after an answer that has been written."""
+        body, self._body = self._body, None
+        if self.transport is None:
+            return
+        self._since = self._server.time()
+        if body is not None and not body.arrived:
+            self._linger()
+        elif not keep_alive or self._server.closing:
+            self._closing = True
+            self.transport.close()
+        elif self.writing_paused:
+            self._closing = True  # until it has caught up
+        else:
+            self._next()
+
+    def _next(self) -> None:
+        self._used = True
+        data, self._head = self._head, b""
+        self.resume_reading()
+        if data:
+            self._read_head(data)
+
+    def _refuse(self, error: BadHeadError) -> None:
+        """Answer what cannot be read, and end the connection."""
+        self._head = b""
+        told = ApiError(error.status, str(error), code=error.code)
+        headers = (("x-request-id", new_request_id()), ("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY))
+        response = ClientResponse(self, None, headers, exposes_routing=True)
+        response.send(error.status, (("Content-Type", "application/json"),), error_body(told))
+        self._since = self._server.time()
+        self._linger()
+
+    def _linger(self) -> None:
+        self._lingering = True
+        self._head = b""
+        self.resume_reading()
+        if self.transport is not None:
+            self.transport.write_eof()
+
+    def eof_received(self) -> None:
+        """A client that closes its side has gone: so do proxies tell of it."""
+
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+        if self.response is not None:
+            self.response.writing_paused()
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        if self.response is not None:
+            self.response.writing_resumed()
+        if self._closing and self._body is None and self.transport is not None and not self.transport.is_closing():
+            self._closing = False
+            self._since = self._server.time()
+            if self._server.closing:
+                self.close_if_idle()
+            else:
+                self._next()
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def pause_reading(self) -> None:
+        """Take no more of a body that nobody takes on."""
+        if not self._paused and self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused:
+            self._paused = False
+            if self.transport is not None:
+                self.transport.resume_reading()
+
+    @property
+    def ending(self) -> bool:
+        """Whether the answer being written has to be this connection's last."""
+        return self._server.closing or (self._body is not None and not self._body.arrived)
+
+    def close_if_idle(self) -> None:
+        """Close a connection that nobody is being answered on."""
+        if self._body is None and not (self._closing or self._lingering) and self.transport is not None:
+            self._closing = True
+            self._since = self._server.time()
+            self.transport.close()
+
+    def cancel(self) -> None:
+        """Give up the request being answered."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def abort(self) -> None:
+        """End the connection, whatever is under way."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def check(self, now: float) -> None:
+        """Hold the deadlines that are not those of a request at its engine."""
+        body = self._body
+        if body is not None:
+            if not body.arrived:
+                body.overdue(now)
+            return
+        waited = now - self._since
+        if self._closing or self._lingering:
+            if waited > (LINGER_S if self._lingering else TAIL_S):
+                self.abort()
+        elif self._head:
+            if waited > HEAD_S:
+                self._refuse(BadHeadError(408, "The request's head did not arrive in time.", "request_timeout"))
+        elif waited > (KEEP_ALIVE_S if self._used else HEAD_S):
+            self.close_if_idle()

@@ -1,0 +1,84 @@
+"""The client-facing HTTP server: its listening sockets, its connections, and how they come to an end."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from gateway.file_limit import ClientFiles
+from gateway.http.client_response import ClientResponse
+from gateway.http.connection import TAIL_S, ClientConnection, Request
+from gateway.listening import listen
+
+_CHECK_EVERY_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class ClientServer:
+    """Answers requests by `handle`, each in a task that is cancelled when its client goes."""
+
+    def __init__(self, handle: Callable[[Request], Awaitable[ClientResponse]]) -> None:
+        self.handle = handle
+        self.loop = asyncio.get_running_loop()
+        self.time = self.loop.time
+        self.connections: set[ClientConnection] = set()
+        self.files = ClientFiles()
+        self.closing = False
+        """No connection is kept any more."""
+        self._listening: list[asyncio.Server] = []
+        self._checking: asyncio.Task[None] | None = None
+        self._empty: asyncio.Future[None] | None = None
+
+    async def start(self, address: str, bound: Sequence[socket.socket] | None = None) -> None:
+        """Serve on `address`, or on the sockets that are `bound` to it already. Raises ListenError."""
+        self._checking = asyncio.create_task(self._check(), name="client connections")
+        self._listening = await listen(lambda: ClientConnection(self), "http", address, bound)
+
+    async def stop(self, patience: float) -> None:
+        """Accept no more, close what is idle, wait `patience` seconds for what is being answered and then cancel it.
+        What has been written is given time to arrive. Cancelled, it cuts whatever is left."""
+        self.closing = True
+        for listening in self._listening:
+            listening.close()
+        for connection in tuple(self.connections):
+            connection.close_if_idle()
+        try:
+            if not await self._all_gone(patience):
+                for connection in tuple(self.connections):
+                    connection.cancel()
+                await self._all_gone(TAIL_S)
+        finally:
+            if self._checking is not None:
+                self._checking.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._checking
+            for connection in tuple(self.connections):
+                connection.abort()
+
+    def lost(self, connection: ClientConnection) -> None:
+        """A connection has ended."""
+        self.connections.discard(connection)
+        if self._empty is not None and not self.connections and not self._empty.done():
+            self._empty.set_result(None)
+
+    async def _all_gone(self, patience: float) -> bool:
+        """Whether every connection has ended within `patience` seconds."""
+        if not self.connections:
+            return True
+        self._empty = self.loop.create_future()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._empty
+        return not self.connections
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_EVERY_S)
+            now = self.time()
+            for connection in tuple(self.connections):
+                try:
+                    connection.check(now)
+                except Exception:  # one connection's trouble must not end everybody's deadlines
+                    logger.exception("checking a connection")
