@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from gateway.exchange import Exchange
 from gateway.http.client_response import ClientResponse, Headers
 from gateway.http.errors import as_api_error, error_event
@@ -59,8 +61,7 @@ class Engines(Protocol):
         """A failed request of a route was not tried elsewhere, because the retry budget is spent."""
 
 
-@dataclass(slots=True, frozen=True)
-class ClientRequest:
+class ClientRequest(msgspec.Struct, frozen=True):
     """What the client asked, and the headers that go along to the engine."""
 
     prompt: PromptView
@@ -71,8 +72,7 @@ class ClientRequest:
     """What the answer will say about itself."""
 
 
-@dataclass(slots=True, frozen=True)
-class OpenAnswer:
+class OpenAnswer(msgspec.Struct, frozen=True):
     """An answer an engine has committed to."""
 
     attempt: Attempt

@@ -75,7 +75,7 @@ def parse_head(data: bytes) -> RequestHead:
         name, value = name.lower(), value.rstrip("\t ")
         headers[name] = f"{headers[name]},{value}" if name in headers else value
     http11 = minor != "0"
-    if http11 and _count(pairs, "host") != 1:
+    if (http11 and "host" not in headers) or (len(headers) < len(pairs) and _count(pairs, "host") > 1):
         raise BadHeadError(400, "A request has exactly one Host header.")
     length = _content_length(headers)
     chunked = _is_chunked(headers, http11)
@@ -93,7 +93,7 @@ def parse_head(data: bytes) -> RequestHead:
 
 
 def _count(pairs: list[tuple[str, str]], name: str) -> int:
-    return sum(1 for key, _ in pairs if len(key) == len(name) and key.lower() == name)
+    return sum(key.lower() == name for key, _ in pairs)
 
 
 def _content_length(headers: dict[str, str]) -> int:

@@ -87,8 +87,7 @@ def closed() -> UpstreamError:
     return UpstreamError(Failure.DIED, "The request was closed.", 499, _REQUEST_CLOSED)
 
 
-@dataclass(slots=True, frozen=True)
-class EngineRequest:
+class EngineRequest(msgspec.Struct, frozen=True):
     """One request as an engine adapter gets it."""
 
     api: Api
@@ -102,16 +101,15 @@ class EngineRequest:
     """Headers to send along: request id, trace context."""
     endpoint: Endpoint
     pool: Pool
-    connect_timeout: float = field(kw_only=True)
+    connect_timeout: float
     """Seconds that a new connection may take."""
-    account: Account = field(kw_only=True)
+    account: Account
     """To be filled in with what the answer says about itself."""
     retention: RetentionSpec | None = None
     """The route's hints on the KV cache."""
 
 
-@dataclass(slots=True, frozen=True)
-class AnswerHead:
+class AnswerHead(msgspec.Struct, frozen=True):
     """What the client's response head is made of."""
 
     status: int
