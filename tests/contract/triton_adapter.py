@@ -99,9 +99,10 @@ class Adapter:
         headers = (("x-request-id", "r-1"),)
         self.account = Account(shows_usage=include_usage)
         request = EngineRequest(
-            *(api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool, retention),
-            account=self.account,
+            *(api, fields, stream, include_usage, "r-1", headers, self.endpoint, self.pool),
             connect_timeout=self.pool.timeouts.connect,
+            account=self.account,
+            retention=retention,
         )
         return self.engine.call(request)
 
