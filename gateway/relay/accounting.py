@@ -74,9 +74,7 @@ class Account:
         "finish_reason",
         "gap_counts",
         "gap_total",
-        "last_read",
         "prompt_tokens",
-        "read_before",
         "shows_usage",
     )
 
@@ -96,8 +94,6 @@ class Account:
         self.finish_reason = ""
         """That of the choice which ended last; empty if none is known."""
         self.body_bytes = 0
-        self.last_read = self.read_before = b""
-        """The last two reads that were passed on as they came."""
         self._last: deque[bytes] = deque(maxlen=_LAST_READS)
         self._seam = b""
 
@@ -105,6 +101,13 @@ class Account:
         """Note whole events that were passed on, framed or not."""
         self.body_bytes += len(events)
         self._last.append(events)
+
+    def streamed(self, gap_total: float, body_bytes: int, reads: tuple[bytes, ...]) -> None:
+        """Note reads that were passed on as they came: seconds between them (each of which has been counted), their
+        bytes, and the last of them."""
+        self.gap_total += gap_total
+        self.body_bytes += body_bytes
+        self._last += reads
 
     def gap(self, seconds: float) -> None:
         """Note the time between two reads of a stream."""
@@ -130,7 +133,7 @@ class Account:
 
     def said(self, mark: re.Pattern[bytes]) -> bool:
         """Whether `mark` is in what was passed on last."""
-        return any(mark.search(read) is not None for read in (*self._last, self.last_read, self.read_before))
+        return any(mark.search(read) is not None for read in self._last)
 
     @property
     def ended(self) -> bool:
@@ -141,12 +144,11 @@ class Account:
         """The answer has ended: look for what its end says."""
         self._gaps.total += self.gap_total
         self.gap_total = 0.0
-        for read in (*reversed(self._last), self.last_read, self.read_before):
+        for read in reversed(self._last):
             if found := _REASON.findall(read):
                 self.finish_reason = found[-1].decode()
                 break
         self._last.clear()
-        self.last_read = self.read_before = b""
         self._seam = b""
 
     def _read_event(self, event: bytes) -> bool:

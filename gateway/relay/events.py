@@ -21,7 +21,7 @@ mark is not taken for it."""
 _CHUNK_SIZE = re.compile(rb"(0*[1-9A-Fa-f][0-9A-Fa-f]{0,7})\r\n")
 """Size line of a chunk that is not the last and has no extension."""
 EVENT_END = b"\n\n\r\n"
-ONE_CHUNK = {len(line) + size + 2: line for size in range(2, 1024) for line in (b"%x\r\n" % size,)}
+_ONE_CHUNK = {len(line) + size + 2: line for size in range(2, 1024) for line in (b"%x\r\n" % size,)}
 """By its length, how a read begins that is one chunk, as engines write it. Nearly every read of a stream is one, and it
 ends in `EVENT_END`."""
 
@@ -39,7 +39,7 @@ def whole_chunks(data: bytes) -> bool:
     if data[-4:] != EVENT_END:
         return False
     position, end = 0, len(data)
-    size_line = ONE_CHUNK.get(end)
+    size_line = _ONE_CHUNK.get(end)
     if size_line is not None and data.startswith(size_line):
         return True
     while position < end:

@@ -1,7 +1,8 @@
 """One HTTP request to an engine, and its answer relayed to a sink.
 
 Everything happens in `data_received`: a read that can go on as it is goes to the client's socket before the event loop
-turns again. The call only ever waits for two things, the head of the answer and its end.
+turns again, if the stream is in its steady state without this module having a part in it (`gateway.relay.steady`). The
+call only ever waits for two things, the head of the answer and its end.
 
 An answer that breaks off is never made to look whole. What had been relayed stays, the unfinished event is dropped, and
 `relay` raises. The one exception is a stream that had already said `[DONE]`: nothing of it is missing.
@@ -13,12 +14,12 @@ begun with the prompt.
 """
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Callable
 
-from gateway.relay.accounting import GAP_BOUNDS, USAGE_KEY, Account, says_usage
-from gateway.relay.events import END_MARK, EVENT_END, ONE_CHUNK, EventHolder, EventTooLongError, whole_chunks
+from gateway.relay.accounting import Account, says_usage
+from gateway.relay.events import END_MARK, EventHolder, EventTooLongError
 from gateway.relay.http1 import HEAD_LIMIT, ChunkedReader, FramingError, ResponseHead, parse_head
+from gateway.relay.steady import SteadyStream
 from gateway.upstream.base import Failure, Sink, UpstreamError
 from gateway.upstream.http_connection import Connection, ConnectionPool
 from gateway.upstream.http_failures import broke_off, broke_protocol, lost
@@ -31,7 +32,7 @@ _EARLY_LIMIT = 64 * 1024
 """Body bytes read ahead of `relay` before reading is paused."""
 
 
-class HttpCall:
+class HttpCall(SteadyStream):
     """One request on one connection of `pool`.
 
     `request` is complete: head and body. `preamble` tells of an event of a stream that it comes before the content.
@@ -63,11 +64,8 @@ class HttpCall:
         "_request",
         "_sink",
         "_tally",
-        "_time",
         "_timeout",
-        "_write_raw",
         "answering",
-        "last_read",
     )
 
     def __init__(
@@ -81,7 +79,9 @@ class HttpCall:
         holds_head: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._time = self._loop.time
+        self._account = account
+        self._tally = account or Account(shows_usage=True)
+        super().__init__(self._loop.time, self._tally.gap_counts)
         self._pool = pool
         self._request = request
         self._timeout = connect_timeout
@@ -95,8 +95,6 @@ class HttpCall:
         self._sink: Sink | None = None
         self._begun = False
         """The client has been sent some of the body."""
-        self._write_raw: Callable[[bytes], None] | None = None
-        """Set if a read that is made of whole chunks, the last of which ends an event, may go on as it is."""
         self._early: list[bytes] = []
         self._early_size = 0
         self._lost = False
@@ -106,8 +104,6 @@ class HttpCall:
         self._events: EventHolder | None = None
         self._preamble = preamble
         self._holds_head = holds_head
-        self._account = account
-        self._tally = account or Account(shows_usage=True)
         self._first_content = b""
         self.last_read = self._loop.time()
         self.answering = False
@@ -165,37 +161,15 @@ class HttpCall:
             self._broken(error)
         if self._lost and not self._done.done():
             self._judge_end(self._lost_error)
-        await self._done
+        try:
+            await self._done
+        finally:
+            self.write = None
+            self._tally.streamed(*self.taken())
 
-    def data_received(self, data: bytes) -> None:
-        now = self._time()
-        write = self._write_raw
-        if write is not None:
-            # Nearly every read of a stream is one chunk that ends an event and says nothing of usage: this is what a
-            # token costs. It is written out because calls would cost more than what they do.
-            size = len(data)
-            size_line = ONE_CHUNK.get(size)
-            if (
-                size_line is not None
-                and data.startswith(size_line)
-                and data.endswith(EVENT_END)
-                and USAGE_KEY not in data
-            ):
-                tally = self._tally
-                gap = now - self.last_read
-                tally.gap_counts[bisect_left(GAP_BOUNDS, gap)] += 1
-                tally.gap_total += gap
-                tally.body_bytes += size
-                tally.read_before, tally.last_read = tally.last_read, data
-                self.last_read = now
-                try:
-                    write(data)
-                except RuntimeError:  # the client has gone, and the request is about to be closed
-                    self._write_raw = None
-                return
-        self._receive(data, now)
-
-    def _receive(self, data: bytes, now: float) -> None:
+    def receive(self, data: bytes, now: float) -> None:
+        if self.write is not None:
+            self._tally.streamed(*self.taken())
         if self.answering:
             self._tally.gap(now - self.last_read)
         self.last_read = now
@@ -282,10 +256,6 @@ class HttpCall:
         assert self._head is not None
         reader, events, chunks = self._reader, self._events, sink.chunks
         if reader is not None:
-            if self._write_raw is not None and whole_chunks(data) and not (self._account and says_usage(data)):
-                self._tally.relayed(data)
-                self._write_raw(data)
-                return
             payload = reader.feed(data)
             complete, leftover = reader.complete, bool(reader.leftover)
         elif self._head.content_length is not None:
@@ -303,7 +273,7 @@ class HttpCall:
             if torn:
                 raise FramingError("a stream that ends in the middle of an event")
             flows = self._begun and reader is not None and reader.at_boundary and not events.holding
-            self._write_raw = chunks.write_raw if flows and chunks is not None else None
+            self.write = chunks.write_raw if flows and chunks is not None else None
         elif payload:
             if self._account is not None:
                 self._account.read_whole(payload)
@@ -358,6 +328,7 @@ class HttpCall:
         assert self._head is not None
         if self._events is None:
             return error is None and not self._head.chunked and self._head.content_length is None
+        self._tally.streamed(*self.taken())
         rest = self._events.rest()
         if END_MARK.search(rest) is None:
             return not rest and self._tally.said(END_MARK)

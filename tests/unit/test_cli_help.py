@@ -5,6 +5,7 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
+from gateway.relay.steady import COMPILED
 from headrace.cli.main import app
 from headrace.settings import VARIABLES
 
@@ -15,8 +16,9 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_the_version_is_that_of_the_distribution() -> None:
-    assert run("--version") == f"headrace {version('headrace')}\n"
+def test_the_version_is_that_of_the_distribution_and_tells_whether_the_relay_is_compiled() -> None:
+    relay = "compiled" if COMPILED else "pure Python, slower"
+    assert run("--version") == f"headrace {version('headrace')} (relay: {relay})\n"
 
 
 @pytest.mark.parametrize(
