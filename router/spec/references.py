@@ -20,6 +20,8 @@ from router.spec.fleet import (
 from router.spec.units import host_and_port, seconds
 from router.spec.wording import did_you_mean, pattern_of, text_fault
 
+_SHORTEST_PING_S = 1.0
+
 Path = tuple[str | int, ...]
 
 
@@ -136,6 +138,13 @@ def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:
             if getattr(price, name) is not None:
                 yield Finding((*path, "price", name), "a pool is paid by the GPU-hour or by the token, not both")
     yield from _timeouts((*path, "timeouts"), pool.timeouts)
+    outlier = pool.outlier
+    if seconds(outlier.max_ejection) < seconds(outlier.base_ejection):
+        message = f"{outlier.max_ejection} is shorter than `base_ejection`, {outlier.base_ejection}"
+        yield Finding((*path, "outlier", "max_ejection"), message)
+    if seconds(pool.ping) < _SHORTEST_PING_S:
+        message = f"{pool.ping} is shorter than most gaps between tokens: streams will carry more pings than text"
+        yield Finding((*path, "ping"), message, warning=True)
 
 
 def _chat_template(path: Path, template: ChatTemplateSpec, protocol: str) -> Iterator[Finding]:
