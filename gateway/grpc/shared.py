@@ -22,7 +22,7 @@ from gateway.grpc.call import StreamCall
 from gateway.grpc.stream_errors import ended_early, raise_if_retryable, reported
 from gateway.grpc.turns import Turn
 from gateway.upstream.base import Failure, UpstreamError, closed
-from gateway.upstream.triton.call import seen
+from gateway.upstream.triton.cancels import seen
 from gateway.upstream.triton.raw import RawTriton
 from router.kserve import Inference
 from router.plan import Attempt, Plan

@@ -7,8 +7,6 @@ everything it reads to its `Receiver`.
 
 import asyncio
 import contextlib
-import errno
-import os
 import socket
 import struct
 from collections import deque
@@ -16,16 +14,13 @@ from collections.abc import Callable
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
-from gateway.upstream.addresses import HostAddresses
-from gateway.upstream.base import Failure, UpstreamError
+from gateway.upstream.connecting import Connector
 
 IDLE_LIMIT_S = 4.0
 """How long an unused connection is kept. Engines close theirs after 5 s or more (uvicorn, llama.cpp): ours goes first,
 so that no request meets a connection that is just being closed."""
 _RESET = struct.pack("ii", 1, 0)
 """`SO_LINGER` with no time to linger: closing resets the connection."""
-_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
-"""Why a connection may fail that says nothing of the engine."""
 RECEIVE_BUFFER_BYTES = 128 * 1024
 """What the kernel may queue of an answer that is not read, because its client does not keep up (it takes twice that):
 left alone it grows to megabytes, and stays so for all that the connection serves later."""
@@ -136,8 +131,7 @@ class ConnectionPool:
         """`endpoint` is the engine's name in error messages: clients are told that, never an address."""
         self.endpoint = endpoint
         parts = urlsplit(base_url)
-        self._port = parts.port or 80
-        self._addresses = HostAddresses(parts.hostname or "", self._port)
+        self._connector = Connector(endpoint, parts.hostname or "", parts.port or 80)
         self.host_header = parts.netloc
         self.path = parts.path.rstrip("/")
         """What the engine's URL puts before every path."""
@@ -156,39 +150,8 @@ class ConnectionPool:
         return None
 
     async def connect(self, timeout: float) -> Connection:
-        """A new connection. Raises UpstreamError (CONNECT) if there is none within `timeout` seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._connect_to_any(await self._addresses.get())
-        except TimeoutError:
-            raise UpstreamError(
-                Failure.NO_CONNECTION,
-                f"Engine {self.endpoint} accepted no connection within {timeout:g} s.",
-                503,
-                "connect_timeout",
-            ) from None
-        except OSError as error:
-            if isinstance(error, socket.gaierror):
-                reason = "its name cannot be resolved"
-            else:
-                reason = os.strerror(error.errno).lower() if error.errno else "no address"
-            failure = Failure.GATEWAY if error.errno in _OWN_TROUBLE else Failure.CONNECT
-            raise UpstreamError(
-                failure, f"Engine {self.endpoint} cannot be reached: {reason}.", 503, "connect_failed"
-            ) from None
-
-    async def _connect_to_any(self, addresses: list[str]) -> Connection:
-        """A connection to the first of `addresses` that takes one. Raises the last one's OSError."""
-        loop = asyncio.get_running_loop()
-        for address in addresses:
-            try:
-                _, connection = await loop.create_connection(Connection, address, self._port)
-            except OSError:
-                if address is addresses[-1]:
-                    raise
-            else:
-                return connection
-        raise OSError("no address")
+        """A new connection. Raises UpstreamError if there is none within `timeout` seconds."""
+        return await self._connector.connect(Connection, timeout)
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next request."""

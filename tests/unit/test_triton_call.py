@@ -1,6 +1,6 @@
 """What a call makes of streams that no real Triton can be brought to send.
 
-The RPC is a fake that hands out prepared messages, because a server that loses a request silently, floods or garbles an
+The RPC is a fake that hands on prepared messages, because a server that loses a request silently, floods or garbles an
 answer cannot be had on demand; everything a real server does is tested against one in tests/contract.
 """
 
@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from gateway.relay.accounting import Account
 from gateway.upstream.base import EngineRequest, Failure, UpstreamError
+from gateway.upstream.http2.grpc_stream import CallEnd, Cause, Receiver
 from gateway.upstream.triton import choices
 from gateway.upstream.triton.answer import STOP_GRACE
 from gateway.upstream.triton.call import TritonCall
@@ -43,32 +44,73 @@ def message(text: bytes | None, *, final: bool = False) -> Any:
     return response
 
 
-class FakeRpc:
-    """An RPC that answers with `messages` and then ends in order."""
+OK = CallEnd(Cause.STATUS, grpc.StatusCode.OK, "")
 
-    def __init__(self, messages: list[Any]) -> None:
+
+class FakeRpc:
+    """An RPC that answers with `messages`, some to each read of the socket, and then ends with `end`. Also the method
+    that starts it."""
+
+    def __init__(self, messages: list[Any], end: CallEnd = OK, *, at_once: int = 1) -> None:
         self.messages = messages
         self.cancelled = False
+        self.ended = False
+        self.paused = False
+        self._end = end
+        self._at_once = at_once
 
-    async def read(self) -> Any:
-        return self.messages.pop(0) if self.messages else grpc.aio.EOF
+    async def connect(self, timeout: float) -> None:
+        assert timeout == 2
+
+    def start(self, receiver: Receiver, _: Any, metadata: tuple[tuple[str, str], ...]) -> "FakeRpc":
+        assert dict(metadata) == {"traceparent": "00-1"}
+        self._receiver = receiver
+        self._turn = asyncio.get_running_loop().call_soon(self._read)
+        return self
+
+    def decode(self, message: bytes) -> Any:
+        return service_pb2.ModelStreamInferResponse.FromString(message)
+
+    def _read(self) -> None:
+        if self.cancelled or self.ended or self.paused:
+            return
+        read, self.messages[: self._at_once] = self.messages[: self._at_once], []
+        if read:
+            self._receiver.messages_received([message.SerializeToString() for message in read])
+            self._turn = asyncio.get_running_loop().call_soon(self._read)
+        else:
+            self.ended = True
+            self._receiver.call_ended(self._end)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        if self.paused:
+            self.paused = False
+            self._turn.cancel()
+            self._read()
 
     def cancel(self) -> bool:
         self.cancelled = True
         return True
 
     def done(self) -> bool:
-        return self.cancelled
+        return self.cancelled or self.ended
 
 
 class Sink:
     chunks = None
 
     def __init__(self) -> None:
-        self.body = b""
+        self.writes: list[bytes] = []
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.writes)
 
     def write(self, payload: bytes) -> None:
-        self.body += payload
+        self.writes.append(payload)
 
 
 def made(rpc: FakeRpc, *, stream: bool = True, **body: Any) -> TritonCall:
@@ -79,12 +121,8 @@ def made(rpc: FakeRpc, *, stream: bool = True, **body: Any) -> TritonCall:
         "completions", fields, stream, True, "r", headers, ENDPOINT, POOL, account=account, connect_timeout=2
     )
 
-    def send(_: Any, *, metadata: tuple[tuple[str, str], ...]) -> FakeRpc:
-        assert dict(metadata) == {"traceparent": "00-1", "triton_grpc_error": "true"}
-        return rpc
-
     vitals = Vitals("e", asyncio.get_running_loop().time)
-    return TritonCall(request, CONTRACT, "r.1", send, Canceller(), vitals, lambda error, dead: None)
+    return TritonCall(request, CONTRACT, "r.1", rpc, Canceller(), vitals, lambda error, dead: None)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -137,14 +175,91 @@ async def test_a_garbled_tensor_breaks_the_protocol() -> None:
     assert caught.value.failure is Failure.PROTOCOL
 
 
-async def test_the_events_of_one_message_are_one_write() -> None:
-    writes: list[bytes] = []
+@pytest.mark.parametrize(("at_once", "events"), [(1, [1, 1, 1, 3]), (2, [2, 4]), (3, [3, 3]), (4, [6])])
+async def test_the_events_of_one_read_are_one_write(at_once: int, events: list[int]) -> None:
     sink = Sink()
-    sink.write = writes.append  # type: ignore[method-assign, assignment]
-    call = made(FakeRpc([message(b"a"), message(b"b"), message(b"c", final=True)]))
+    call = made(FakeRpc([*map(message, (b"a", b"b", b"c")), message(b"d", final=True)], at_once=at_once))
     await call.open()
     await call.relay(sink)
-    assert [write.count(b"data: ") for write in writes] == [1, 1, 3]
+    assert [write.count(b"data: ") for write in sink.writes] == events
+    assert sink.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_what_came_before_an_error_in_one_read_is_passed_on_before_it() -> None:
+    garbled = message(b"text")
+    garbled.infer_response.raw_output_contents[0] = b"\xff\xff\xff\xffx"
+    call, sink = made(FakeRpc([message(b"a"), message(b"b"), garbled], at_once=3)), Sink()
+    await call.open()
+    with pytest.raises(UpstreamError, match="malformed"):
+        await call.relay(sink)
+    assert b'"text":"b"' in sink.body
+    assert b"[DONE]" not in sink.body
+
+
+async def test_a_message_that_is_no_protobuf_breaks_the_protocol() -> None:
+    rpc = FakeRpc([message(b"a")])
+    rpc.decode = lambda message: service_pb2.ModelStreamInferResponse.FromString(b"\xff")  # type: ignore[method-assign]
+    with pytest.raises(UpstreamError) as caught:
+        await made(rpc).open()
+    assert caught.value.failure is Failure.PROTOCOL
+
+
+async def test_a_client_that_fails_in_a_write_is_told_to_whoever_relays() -> None:
+    call, sink = made(FakeRpc([message(b"a"), message(b"b")])), Sink()
+    await call.open()
+
+    def gone(payload: bytes) -> None:
+        if sink.writes:
+            raise RuntimeError("the client has gone")
+        sink.writes.append(b"")
+
+    sink.write = gone  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        await call.relay(sink)
+
+
+async def test_a_paused_call_hands_nothing_on_and_is_ended_by_an_abort() -> None:
+    call, sink = made(FakeRpc([message(b"a"), *[message(b"b")] * 10])), Sink()
+    await call.open()
+    call.pause()
+    relay = asyncio.create_task(call.relay(sink))
+    await asyncio.sleep(0.01)
+    assert len(sink.writes) == 1
+    call.abort(UpstreamError(Failure.TIMEOUT, "too slow", 504))
+    with pytest.raises(UpstreamError, match="too slow"):
+        await relay
+
+
+async def test_a_complete_answer_waits_for_no_client_to_end() -> None:
+    rpc = FakeRpc([message(b"a"), message(b"b", final=True)], at_once=2)
+    call = made(rpc)
+    await call.open()
+    call.pause()
+    await call.relay(Sink())
+    assert rpc.ended
+
+
+@pytest.mark.parametrize(
+    ("end", "before", "after"),
+    [
+        (CallEnd(Cause.STATUS, grpc.StatusCode.INTERNAL, "boom"), Failure.ENGINE, Failure.ENGINE),
+        (CallEnd(Cause.BROKEN, grpc.StatusCode.UNAVAILABLE, "x"), Failure.LOST_BEFORE_ANSWER, Failure.DIED),
+        (CallEnd(Cause.REFUSED, grpc.StatusCode.UNAVAILABLE, "x"), Failure.BUSY, Failure.DIED),
+        (CallEnd(Cause.MALFORMED, grpc.StatusCode.INTERNAL, "x"), Failure.PROTOCOL, Failure.PROTOCOL),
+        (CallEnd(Cause.CLOSED, grpc.StatusCode.UNAVAILABLE, "x"), Failure.DIED, Failure.DIED),
+    ],
+)
+async def test_how_a_call_ended_becomes_what_may_be_done_about_it(
+    end: CallEnd, before: Failure, after: Failure
+) -> None:
+    with pytest.raises(UpstreamError) as caught:
+        await made(FakeRpc([], end)).open()
+    assert caught.value.failure is before
+    call = made(FakeRpc([message(b"a")], end))
+    await call.open()
+    with pytest.raises(UpstreamError) as caught:
+        await call.relay(Sink())
+    assert caught.value.failure is after
 
 
 async def test_only_reading_moves_the_last_read_time() -> None:

@@ -94,6 +94,12 @@ class Canceller:
         await asyncio.gather(*self._stopping)
 
 
+def seen(future: "asyncio.Future[Any]") -> None:
+    """Take note of an exception that nobody may be left to raise to."""
+    if not future.cancelled():
+        future.exception()
+
+
 async def _stop(send: Callable[[str, float], Any], request_id: str) -> None:
     try:
         rpc = send(request_id, STOP_TIMEOUT_S)

@@ -21,9 +21,9 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.upstream.base import Failure, UpstreamError
-from gateway.upstream.triton.call import seen
-from gateway.upstream.triton.cancels import Canceller
+from gateway.upstream.triton.cancels import Canceller, seen
 from gateway.upstream.triton.failures import from_status, is_stub_death
+from gateway.upstream.triton.infer import STATUSES_ASKED_FOR, only_response
 from gateway.upstream.triton.raw import SERVICE
 from gateway.upstream.triton.vitals import Sign
 
@@ -82,7 +82,7 @@ class GrpcControl:
         self._infer_stream = self.channel.unary_stream(
             f"/{SERVICE}/ModelStreamInfer", serialize, service_pb2.ModelStreamInferResponse.FromString
         )
-        self._infer_once = self.channel.unary_stream(f"/{SERVICE}/ModelInfer", serialize, _only_response)
+        self._infer_once = self.channel.unary_stream(f"/{SERVICE}/ModelInfer", serialize, only_response)
 
     def send(self, decoupled: bool) -> Callable[..., Any]:
         """What starts the RPC for a model."""
@@ -108,7 +108,7 @@ class GrpcControl:
         return sum(version.inference_stats.fail.ns for version in statistics.model_stats)
 
     async def generate(self, message: Any, decoupled: bool, deadline: float) -> Sign:
-        rpc = self.send(decoupled)(message, metadata=(("triton_grpc_error", "true"),))
+        rpc = self.send(decoupled)(message, metadata=(STATUSES_ASKED_FOR,))
         # A task of its own: gRPC cancels the RPC of a read that is cancelled, before it is the cancel's turn.
         reading = asyncio.ensure_future(self._read_token(rpc))
         reading.add_done_callback(seen)
@@ -150,11 +150,3 @@ class GrpcControl:
         if task is not None and task.cancelling():
             return asyncio.CancelledError()
         return UpstreamError(Failure.CONNECT, f"Engine {self._endpoint} has left the fleet.")
-
-
-def _only_response(message: bytes) -> Any:
-    """ModelInfer's response, as the last message of a stream."""
-    response = service_pb2.ModelStreamInferResponse()
-    response.infer_response.MergeFromString(message)
-    response.infer_response.parameters["triton_final_response"].bool_param = True
-    return response

@@ -26,6 +26,7 @@ from gateway.upstream.triton.control import Control, GrpcControl
 from gateway.upstream.triton.generate import GenerateCall
 from gateway.upstream.triton.generate_form import EventDecoder
 from gateway.upstream.triton.http_control import HttpControl
+from gateway.upstream.triton.infer import InferMethods
 from gateway.upstream.triton.parameters import Parameters
 from gateway.upstream.triton.pool_tokenizer import PoolTokenizer
 from gateway.upstream.triton.raw import RawTriton
@@ -65,12 +66,14 @@ class TritonEngine:
         self._tokenizer = PoolTokenizer()
         self._decoder: EventDecoder | None = None
         self._grpc: GrpcControl | None = None
+        self._infer: InferMethods | None = None
         self.raw: RawTriton | None = None
         """The same server for requests that are Triton's own and come over gRPC."""
         self._control: Control
         connect = pool.timeouts.connect
         if endpoint.spec.grpc is not None:
             self._control = self._grpc = GrpcControl(endpoint.id, endpoint.spec.grpc, connect, self._canceller)
+            self._infer = InferMethods(endpoint.id, endpoint.spec.grpc, connect)
             self.raw = RawTriton(endpoint.id, self._grpc.channel, self._canceller, self.vitals, self._on_failure)
         else:
             assert self.http is not None
@@ -87,9 +90,9 @@ class TritonEngine:
                 request, contract, codec, attempt_id, self.http, self._decoder,
                 self._canceller, self.vitals, self._on_failure,
             )  # fmt: skip
-        assert self._grpc is not None
-        send = self._grpc.send(contract is None or contract.decoupled)
-        return TritonCall(request, contract, attempt_id, send, self._canceller, self.vitals, self._on_failure, codec)
+        assert self._infer is not None
+        method = self._infer.stream if contract is None or contract.decoupled else self._infer.once
+        return TritonCall(request, contract, attempt_id, method, self._canceller, self.vitals, self._on_failure, codec)
 
     def stop(self, client_id: str) -> None:
         """Tell the engine that nobody waits for a request's answer any more, where its client's id allows it."""
@@ -135,6 +138,8 @@ class TritonEngine:
     async def close(self) -> None:
         if self.http is not None:
             self.http.close()
+        if self._infer is not None:
+            self._infer.close()
         await self._canceller.close()
         await self._control.close()
 

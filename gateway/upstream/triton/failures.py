@@ -18,6 +18,7 @@ import re
 import grpc
 
 from gateway.upstream.base import Failure, UpstreamError
+from gateway.upstream.http2.grpc_stream import CallEnd, Cause
 
 _QUEUE_FULL = re.compile(r"exceeds maximum queue|maximum queue|queue[ _]?size|queue is full", re.IGNORECASE)
 _WAITED_TOO_LONG = re.compile(r"(?:request )?timeout expired", re.IGNORECASE)
@@ -70,6 +71,21 @@ def from_status(code: grpc.StatusCode, details: str | None, *, endpoint: str, re
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and _STREAM_BROKE.search(text):
         return _cut_off(text, endpoint, received)
     return UpstreamError(Failure.ENGINE, text[:_MESSAGE_LIMIT], 500, "engine_error")
+
+
+def from_end(end: CallEnd, *, endpoint: str, received: bool) -> UpstreamError:
+    """The error for a call of our own HTTP/2 client that did not end in order: what gRPC's libraries put into the words
+    of a status, that client tells."""
+    if end.cause is Cause.STATUS:
+        return from_status(end.code, end.details, endpoint=endpoint, received=received)
+    if end.cause is Cause.CLOSED:
+        return UpstreamError(Failure.DIED, f"Engine {endpoint} has left the fleet.", 502, "engine_died")
+    if end.cause is Cause.MALFORMED:
+        message = f"Engine {endpoint} sent a malformed answer: {end.details}."
+        return UpstreamError(Failure.PROTOCOL, message, 502, "engine_protocol_error")
+    if end.cause is Cause.REFUSED and not received:
+        return _busy(503, endpoint, "did not take the request")
+    return _cut_off(end.details, endpoint, received)
 
 
 def from_message(text: str, *, endpoint: str, received: bool, request_id: str = "") -> UpstreamError:

@@ -23,8 +23,7 @@ from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, Upst
 from gateway.upstream.collected import Collected
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
-from gateway.upstream.triton.call import seen
-from gateway.upstream.triton.cancels import Canceller
+from gateway.upstream.triton.cancels import Canceller, seen
 from gateway.upstream.triton.choices import ANSWER_LIMIT, Choices
 from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.failures import MODEL_DEAD, from_http, from_message
