@@ -29,7 +29,7 @@ def wire(index: int = 0) -> Wire:
 
 
 def many(n: int, *, stream: bool = True) -> ManyChoices:
-    return ManyChoices(n, answer, wire, {}, stream=stream)
+    return ManyChoices(n, answer, wire, stream=stream)
 
 
 def part(index: int | None, text: bytes, tokens: int = 1) -> Message:
@@ -65,7 +65,7 @@ def test_each_choice_is_what_it_would_be_alone_in_any_order(answers: list[list[b
     body = json.loads(whole.whole())
     generated = 0
     for index, each in enumerate(pieces):
-        alone = OneChoice(answer(), wire(), {}, stream=False)
+        alone = OneChoice(answer(), wire(), stream=False)
         for piece in each:
             alone.take(part(None, piece))
         alone.finish()

@@ -15,9 +15,8 @@ that speculates, are told as OpenAI tells predictions: accepted and rejected.
 """
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gateway.upstream.triton.contract import (
     ACCEPTED_TOKENS,
@@ -39,6 +38,10 @@ from gateway.upstream.triton.text import CumulativeText, StopTrimmer
 from gateway.upstream.triton.tokens import TokenCodec
 
 STOP_GRACE = 4
+
+
+class EngineSaysError(Exception):
+    """The engine sent an error instead of an answer; the text is its own."""
 
 
 class EarlyEndError(Exception):
@@ -73,27 +76,28 @@ class Message:
     """Of which of several answers to one request it is a part."""
     counts: dict[str, int] = field(default_factory=dict)
     """What of `COUNTS` it tells."""
+    final: bool = False
+    """It is the request's last."""
 
 
-def read_message(response: Any, roles: Mapping[str, str]) -> Message:
-    """What a ModelInferResponse holds; `roles` are the fields by the names of their outputs. Raises ValueError if a
-    tensor is malformed."""
+def read_outputs(described: Iterable[tuple[str | None, str]], contents: Iterable[bytes]) -> Message:
+    """What the tensors of a message hold; `described` are the field, if it is one of the contract's, and the type of
+    each. Raises ValueError if a tensor is malformed."""
     message = Message()
-    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        role = roles.get(output.name)
+    for (role, datatype), raw in zip(described, contents, strict=True):
         if role == TEXT:
             message.text = unpack_bytes(raw)
         elif role == TOKENS:
-            message.tokens = unpack_row(output.datatype, raw)
+            message.tokens = unpack_row(datatype, raw)
         elif role == TOKEN_COUNT:
-            message.token_count = unpack_integer(output.datatype, raw)
+            message.token_count = unpack_integer(datatype, raw)
         elif role == LOG_PROBS:
-            message.log_probs = unpack_row(output.datatype, raw)
+            message.log_probs = unpack_row(datatype, raw)
         elif role in COUNTS:
-            if (count := unpack_integer(output.datatype, raw)) is not None:
+            if (count := unpack_integer(datatype, raw)) is not None:
                 message.counts[role] = count
         elif role == SEQUENCE:
-            message.sequence = unpack_integer(output.datatype, raw)
+            message.sequence = unpack_integer(datatype, raw)
         elif role == FINISH_REASON and (reason := unpack_bytes(raw)) not in (b"", b"None"):
             message.finish_reason = reason.decode("utf-8", "replace")
     return message

@@ -22,16 +22,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
 from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, UpstreamError, closed
 from gateway.upstream.http2.grpc_stream import CallEnd, Cause, Receiver
 from gateway.upstream.triton import cancels
+from gateway.upstream.triton.answer import EngineSaysError
 from gateway.upstream.triton.cancels import Canceller
 from gateway.upstream.triton.choices import Choices
 from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.failures import from_end, from_message, is_stub_death
 from gateway.upstream.triton.prepare import one_choice_only, prepare
+from gateway.upstream.triton.responses import ResponseReader
 from gateway.upstream.triton.tokens import TokenCodec
 from gateway.upstream.triton.unreadable import CHOICES_IGNORED, UNREADABLE, unreadable
 from gateway.upstream.triton.vitals import Vitals
@@ -68,8 +68,8 @@ class TritonCall:
 
     __slots__ = (
         "_account", "_attempt_id", "_cancelled", "_canceller", "_choices", "_codec", "_complete", "_contract",
-        "_endpoint", "_error", "_loop", "_method", "_on_failure", "_opening", "_over", "_request", "_rpc", "_sink",
-        "_stream", "_trailing", "_vitals", "_waiter", "answering", "last_read", "paused",
+        "_endpoint", "_error", "_loop", "_method", "_on_failure", "_opening", "_over", "_request", "_responses", "_rpc",
+        "_sink", "_stream", "_trailing", "_vitals", "_waiter", "answering", "last_read", "paused",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +102,7 @@ class TritonCall:
         self._rpc: Rpc | None = None
         self._cancelled = False
         self._choices: Choices
+        self._responses: ResponseReader
         self._sink: Sink | None = None
         self._error: Exception | None = None
         """Why no more of the answer is passed on."""
@@ -119,6 +120,8 @@ class TritonCall:
         assert request is not None
         if self._contract is None:
             raise self._failure(Failure.BUSY, "has not been probed yet", "engine_not_ready", 503)
+        roles = {name: field for field, name in self._contract.outputs.items()}
+        self._responses = ResponseReader(self._method.decode, roles)
         message, self._choices = await prepare(request, self._contract, self._attempt_id, self._codec)
         try:
             await self._method.connect(request.connect_timeout)
@@ -164,7 +167,7 @@ class TritonCall:
             for message in messages:
                 events += self._read(message)
         except Exception as raised:  # to be raised to whoever waits, not into the connection
-            error = self._unreadable(raised) if isinstance(raised, DecodeError) else raised
+            error = raised
         self._pass_on(events, self.last_read - before, error)
 
     def call_ended(self, end: CallEnd) -> None:
@@ -224,22 +227,20 @@ class TritonCall:
         if self._complete:
             self._trailing += 1
             return b""
-        response = self._method.decode(message)
-        if response.error_message:
-            text = response.error_message
-            received = self.answering
-            judged = from_message(text, endpoint=self._endpoint, received=received, request_id=self._attempt_id)
-            raise self._judged(judged, text)
         choices = self._choices
         try:
-            inferred = response.infer_response
-            events = choices.feed(inferred)
+            response = self._responses.read(message)
+            events = choices.take(response)
             if not self.answering and choices.started:
                 self.answering = True
-            if inferred.parameters["triton_final_response"].bool_param or choices.overrun:
+            if response.final or choices.overrun:
                 events += self._finish()
         except UNREADABLE as error:
             raise self._unreadable(error) from None
+        except EngineSaysError as error:
+            text, received = str(error), self.answering
+            judged = from_message(text, endpoint=self._endpoint, received=received, request_id=self._attempt_id)
+            raise self._judged(judged, text) from None
         return events
 
     def _read_end(self, end: CallEnd) -> bytes:

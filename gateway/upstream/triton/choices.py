@@ -14,11 +14,11 @@ TensorRT-LLM's C++ backend of 1.2 takes `num_return_sequences` for another param
 shifted, mended by NVIDIA/TensorRT-LLM#13633) and makes one answer, unnumbered. That is refused: `NotNumberedError`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from gateway.relay.accounting import Account
-from gateway.upstream.triton.answer import Answer, Message, Usage, read_message
+from gateway.upstream.triton.answer import Answer, Message, Usage
 from gateway.upstream.triton.wire import Wire
 
 ANSWER_LIMIT = 32 * 1024 * 1024
@@ -47,9 +47,6 @@ class Choices(Protocol):
     def opening(self) -> bytes:
         """The events that come before any text."""
 
-    def feed(self, response: Any) -> bytes:
-        """`take` what a ModelInferResponse holds."""
-
     def take(self, message: Message) -> bytes:
         """The events for what is certain after this message. Raises ValueError for a malformed one, TextChangedError,
         AnswerTooLongError and NotNumberedError."""
@@ -68,12 +65,11 @@ class Choices(Protocol):
 class OneChoice:
     """The only answer to a request."""
 
-    __slots__ = ("_answer", "_length", "_pieces", "_roles", "_usage", "_wire")
+    __slots__ = ("_answer", "_length", "_pieces", "_usage", "_wire")
 
-    def __init__(self, answer: Answer, wire: Wire, roles: Mapping[str, str], *, stream: bool) -> None:
+    def __init__(self, answer: Answer, wire: Wire, *, stream: bool) -> None:
         self._answer = answer
         self._wire = wire
-        self._roles = roles
         self._pieces: list[str] | None = None if stream else []
         self._length = 0
         self._usage: Usage | None = None
@@ -88,14 +84,6 @@ class OneChoice:
 
     def opening(self) -> bytes:
         return self._wire.opening() if self._pieces is None else b""
-
-    def feed(self, response: Any) -> bytes:
-        text = self._answer.take(read_message(response, self._roles))
-        if not text:
-            return b""
-        if self._pieces is None:  # what happens with every token
-            return self._wire.text(text, self._answer.due_logprobs())
-        return self._write(text)
 
     def take(self, message: Message) -> bytes:
         text = self._answer.take(message)
@@ -145,19 +133,17 @@ class _Choice:
 class ManyChoices:
     """Several answers to a request, by their numbers."""
 
-    __slots__ = ("_choices", "_length", "_open", "_roles", "_stream", "started")
+    __slots__ = ("_choices", "_length", "_open", "_stream", "started")
 
     def __init__(
         self,
         n: int,
         answer: Callable[[], Answer],
         wire: Callable[[int], Wire],
-        roles: Mapping[str, str],
         *,
         stream: bool,
     ) -> None:
         self._choices = [_Choice(answer(), wire(index)) for index in range(n)]
-        self._roles = roles
         self._stream = stream
         self._length = 0
         self._open = n
@@ -170,9 +156,6 @@ class ManyChoices:
 
     def opening(self) -> bytes:
         return b"".join(choice.wire.opening() for choice in self._choices) if self._stream else b""
-
-    def feed(self, response: Any) -> bytes:
-        return self.take(read_message(response, self._roles))
 
     def take(self, message: Message) -> bytes:
         index = message.sequence

@@ -23,11 +23,12 @@ from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Sink, Upst
 from gateway.upstream.collected import Collected
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
+from gateway.upstream.triton.answer import EngineSaysError
 from gateway.upstream.triton.cancels import Canceller, seen
 from gateway.upstream.triton.choices import ANSWER_LIMIT, Choices
 from gateway.upstream.triton.contract import Contract
 from gateway.upstream.triton.failures import MODEL_DEAD, from_http, from_message
-from gateway.upstream.triton.generate_form import EngineSaysError, EventDecoder, error_text, generate_request
+from gateway.upstream.triton.generate_form import EventDecoder, error_text, generate_request
 from gateway.upstream.triton.prepare import one_choice_only, prepare
 from gateway.upstream.triton.tokens import TokenCodec
 from gateway.upstream.triton.unreadable import CHOICES_IGNORED, UNREADABLE, unreadable

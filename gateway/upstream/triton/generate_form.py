@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.upstream.http_connection import ConnectionPool
-from gateway.upstream.triton.answer import COUNTS, Message
+from gateway.upstream.triton.answer import COUNTS, EngineSaysError, Message
 from gateway.upstream.triton.contract import (
     FINISH_REASON,
     LOG_PROBS,
@@ -110,10 +110,6 @@ class EventDecoder:
             if value is not None and (count := _integer(value)) is not None:
                 message.counts[field] = count
         return message
-
-
-class EngineSaysError(Exception):
-    """The engine sent an error instead of an answer; the text is its own."""
 
 
 def _first(value: Any) -> Any:

@@ -27,7 +27,7 @@ class InferMethod:
         self._channel = channel
         self._head = channel.head(f"/{SERVICE}/{name}", STATUSES_ASKED_FOR)
         self.decode = decode
-        """Makes a ModelStreamInferResponse of a message. Raises protobuf's DecodeError."""
+        """Makes a ModelStreamInferResponse of a message; see `ResponseReader`."""
 
     async def connect(self, timeout: float) -> None:
         """See that there is a connection. Raises UpstreamError if there is none within `timeout` seconds."""

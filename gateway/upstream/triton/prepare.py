@@ -104,10 +104,9 @@ async def prepare(
             index=index,
         )
 
-    roles = {name: field for field, name in contract.outputs.items()}
     if parameters.n > 1:
-        return message, ManyChoices(parameters.n, answer, wire, roles, stream=request.stream)
-    return message, OneChoice(answer(), wire(0), roles, stream=request.stream)
+        return message, ManyChoices(parameters.n, answer, wire, stream=request.stream)
+    return message, OneChoice(answer(), wire(0), stream=request.stream)
 
 
 def one_choice_only() -> ApiError:
