@@ -19,7 +19,8 @@ _VALUE_NEVER = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _HEADER_NAME = re.compile(rb"^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$")
 _WHOLE_SIZE = re.compile(rb"([1-9A-Fa-f][0-9A-Fa-f]{0,7})\r\n")
 """Size line of a chunk that is not the last, written as nearly all are."""
-_CHUNK_SIZE = re.compile(rb"^([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?$")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t -~\x80-\xff]*)?")
+_TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*")
 
 
 class FramingError(Exception):
@@ -90,12 +91,13 @@ def _header(line: bytes) -> tuple[str, str]:
 class ChunkedReader:
     """Takes chunked framing off a body, however the reads are cut. Extensions and trailers are dropped."""
 
-    __slots__ = ("_in_trailer", "_line", "_needs_line_end", "_remaining", "complete", "error", "leftover")
+    __slots__ = ("_line", "_needs_line_end", "_remaining", "_trailer", "complete", "error", "leftover")
 
     def __init__(self) -> None:
         self._remaining = 0
         self._needs_line_end = False
-        self._in_trailer = False
+        self._trailer = 0
+        """Bytes of the last chunk's line and the trailers, once there."""
         self._line = b""
         self.complete = False
         """The last chunk and the trailers have been read."""
@@ -107,7 +109,7 @@ class ChunkedReader:
     @property
     def at_boundary(self) -> bool:
         """Whether the next byte starts a chunk."""
-        return not (self._remaining or self._needs_line_end or self._line or self._in_trailer or self.complete)
+        return not (self._remaining or self._needs_line_end or self._line or self._trailer or self.complete)
 
     def feed(self, data: bytes) -> bytes:
         """The body bytes in `data`; malformed framing sets `error`."""
@@ -128,7 +130,7 @@ class ChunkedReader:
                 self._remaining -= len(piece)
                 self._needs_line_end = not self._remaining
                 continue
-            if not (self._line or self._needs_line_end or self._in_trailer):
+            if not (self._line or self._needs_line_end or self._trailer):
                 chunk = _WHOLE_SIZE.match(data, position)
                 if chunk is not None:  # the usual chunk, all of it in this read
                     start = chunk.end()
@@ -145,8 +147,8 @@ class ChunkedReader:
                 line, self._line = self._line + data[position : line_end + 1], b""
                 position = line_end + 1
                 self._take_line(line)
-            if len(self._line) > (_TRAILER_LIMIT if self._in_trailer else _CHUNK_LINE_LIMIT):
-                raise FramingError("a chunk-size or trailer line does not end")
+            if len(self._line) + self._trailer > (_TRAILER_LIMIT if self._trailer else _CHUNK_LINE_LIMIT):
+                raise FramingError("a chunk-size line or the trailers do not end")
         if self.complete:
             self.leftover = data[position:]
 
@@ -158,11 +160,15 @@ class ChunkedReader:
             if content:
                 raise FramingError("a chunk is longer than its size")
             self._needs_line_end = False
-        elif self._in_trailer:
+        elif self._trailer:
+            if content and _TRAILER.fullmatch(content) is None:
+                raise FramingError(f"malformed trailer: {content[:80]!r}")
+            self._trailer += len(line)
             self.complete = not content
         else:
-            size = _CHUNK_SIZE.match(content)
+            size = _CHUNK_SIZE.fullmatch(content)
             if size is None:
                 raise FramingError(f"not a chunk size: {content[:40]!r}")
             self._remaining = int(size[1], 16)
-            self._in_trailer = self._remaining == 0
+            if not self._remaining:
+                self._trailer = len(line)

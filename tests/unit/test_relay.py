@@ -101,7 +101,22 @@ def test_the_last_chunk_and_malformed_framing_take_the_long_way(framed: bytes) -
 
 
 @pytest.mark.parametrize(
-    "framed", [b"3\r\nabcd\r\n", b"zz\r\n", b"3\nabc\r\n", b"-1\r\n", b"1" * 5000, b"\r\n", b"0x3\r\nabc\r\n"]
+    "framed",
+    [
+        b"3\r\nabcd\r\n",
+        b"zz\r\n",
+        b"3\nabc\r\n",
+        b"-1\r\n",
+        b"1" * 5000,
+        b"\r\n",
+        b"0x3\r\nabc\r\n",
+        b"3;a\rb\r\nabc\r\n",
+        b"3;\x00\r\nabc\r\n",
+        b"0\r\na\r\r\n",
+        b"0\r\na: b\r\n c\r\n",
+        b"0\r\nGET / HTTP/1.1\r\n",
+        b"0\r\n" + b"a: b\r\n" * 5000,
+    ],
 )
 def test_malformed_chunking_is_refused(framed: bytes) -> None:
     reader = ChunkedReader()
