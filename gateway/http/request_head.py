@@ -20,11 +20,11 @@ MOST_HEADERS = 128
 _TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _VALUE = r"[\t -~\x80-\xff]"
 _HEAD = re.compile(
-    rf"({_TOKEN}{{1,32}}) ([!-~]+) HTTP/([0-9])\.([0-9])((?:\r\n{_TOKEN}++:{_VALUE}*+)*+)",
+    rf"({_TOKEN}{{1,32}}) ([!-\"$-~]+) HTTP/([0-9])\.([0-9])((?:\r\n{_TOKEN}++:{_VALUE}*+)*+)",
 )
 _HEADER = re.compile(rf"\r\n({_TOKEN}+):[\t ]*({_VALUE}*)")
 _LENGTH = re.compile(r"[0-9]{1,18}")
-_ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
 class BadHeadError(Exception):
@@ -80,8 +80,11 @@ def parse_head(data: bytes) -> RequestHead:
     length = _content_length(headers)
     chunked = _is_chunked(headers, http11)
     raw_path = target.partition("?")[0]
-    if raw_path[0] != "/":
-        raw_path = _ABSOLUTE.sub("", raw_path) or "/"
+    if raw_path[:1] != "/" and raw_path != "*":
+        origin = _ORIGIN.match(raw_path)
+        if origin is None:
+            raise BadHeadError(400, "The request's target is neither a path nor a URL.")
+        raw_path = raw_path[origin.end() :] or "/"
     connection = headers.get("connection")
     if connection is None:
         keep_alive = http11

@@ -95,6 +95,7 @@ def test_chunked_is_known_however_it_is_written_but_not_in_http_1_0() -> None:
     "line",
     [b"GET /", b"GET / HTTP/1.1 ", b" GET / HTTP/1.1", b"GET  / HTTP/1.1", b"GET / http/1.1", b"G(T / HTTP/1.1",
      b"GET /a b HTTP/1.1", b"GET\t/ HTTP/1.1", b"GET /\xc3\xa9 HTTP/1.1",
+     b"GET ?a HTTP/1.1", b"GET a HTTP/1.1", b"CONNECT a:80 HTTP/1.1", b"GET ftp://a/ HTTP/1.1", b"GET /a#b HTTP/1.1",
      b"GET / HTTP/1.11", b"GET / HTTP/11", b"", b"\x16\x03\x01"],
 )  # fmt: skip
 def test_a_malformed_request_line_is_refused(line: bytes) -> None:
