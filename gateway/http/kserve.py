@@ -186,6 +186,7 @@ class KServeFront:
         lines = [f"{name}: {value}" for name, value in passed_headers(request.head.headers, PASSED_REQUEST_HEADERS)]
         sending = Sending(asked, request.head.method, request_id, lines, start, body)
         answer = await open_answer(exchange, decided, sending, self._fleet)
+        body.drop()  # a client that sends all before it reads would never come to the answer
         head, endpoint = answer.head, answer.attempt.endpoint
         exchange.streamed = head.events
         headers = tuple((name, value) for name, value in head.headers if name in PASSED_RESPONSE_HEADERS)

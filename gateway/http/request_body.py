@@ -16,8 +16,13 @@ from router.errors import ApiError, invalid
 
 BODY_IDLE_S = 60.0
 """How long a client may pause in the middle of sending its request body."""
+SLOWEST_BYTES_PER_S = 500
+"""What a body has to come at on average, once it has been waited for for `BODY_IDLE_S`: a byte now and then is no
+pause, but would hold an engine's connection for ever."""
 _READ_AHEAD_BYTES = 256 * 1024
 """Bytes that lie here untaken before the connection is read no further."""
+_DROPPED = invalid("The request body is not taken any more.")
+"""Nobody is told."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -35,8 +40,8 @@ class RequestBody:
     """The body of one request, to be taken once."""
 
     __slots__ = (
-        "_collects", "_error", "_held", "_limit", "_missing", "_pieces", "_reader", "_source", "_waiter",
-        "_waits_to_send", "arrived", "last_fed", "length", "size",
+        "_collects", "_error", "_held", "_limit", "_missing", "_pieces", "_reader", "_source", "_waited",
+        "_waiter", "_waits_to_send", "arrived", "last_fed", "length", "size",
     )  # fmt: skip
 
     def __init__(self, source: BodySource, head: RequestHead) -> None:
@@ -57,6 +62,8 @@ class RequestBody:
         self._collects = False
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._waited = 0.0
+        """Seconds for which the client was waited for, less the loop time since when it is now, if it is."""
         self._waits_to_send = not self.arrived and head.expects_continue
 
     # What the connection does.
@@ -99,9 +106,11 @@ class RequestBody:
         self._wake()
 
     def overdue(self, now: float) -> None:
-        """Give up a client that has paused for too long while it was waited for."""
-        if self._waiter is not None and now - self.last_fed > BODY_IDLE_S:
-            self.fail(ApiError(408, "The request body did not arrive in time.", code="request_timeout"))
+        """Give up a client that, while it was waited for, has paused for too long or sent too slowly."""
+        if self._waiter is not None:
+            allowed = BODY_IDLE_S + (self.size + self._held) / SLOWEST_BYTES_PER_S
+            if now - self.last_fed > BODY_IDLE_S or self._waited + now > allowed:
+                self.fail(ApiError(408, "The request body did not arrive in time.", code="request_timeout"))
 
     # What the handler does.
 
@@ -128,6 +137,12 @@ class RequestBody:
         self._source.resume_reading()
         return piece
 
+    def drop(self) -> None:
+        """Take no more of it: what is yet to come is thrown away."""
+        if not self.arrived:
+            self.fail(_DROPPED)
+            self._source.resume_reading()
+
     async def collect(self) -> bytes:
         """All of it. Raises ApiError as `read` does."""
         self._collects = True
@@ -152,11 +167,13 @@ class RequestBody:
     async def _more(self) -> None:
         loop = asyncio.get_running_loop()
         self.last_fed = loop.time()
+        self._waited -= self.last_fed
         self._waiter = loop.create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
+            self._waited += loop.time()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

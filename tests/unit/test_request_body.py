@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.request_body import BODY_IDLE_S, RequestBody
+from gateway.http.request_body import BODY_IDLE_S, SLOWEST_BYTES_PER_S, RequestBody
 from gateway.http.request_head import parse_head
 from router.errors import ApiError
 
@@ -144,7 +144,53 @@ async def test_a_client_that_pauses_for_too_long_is_given_up(collects: bool) -> 
     assert body.feed(b"abc") == b""
 
 
-@pytest.mark.parametrize("wire", [b"zz\r\n", b"3\nabc", b"3\r\nabcd\r\n", b"-1\r\n", b"3 3\r\n"])
+@pytest.mark.parametrize("rate", [SLOWEST_BYTES_PER_S, SLOWEST_BYTES_PER_S // 2])
+async def test_a_client_that_never_pauses_but_hardly_gets_on_is_given_up(rate: int) -> None:
+    body = body_of(Source(), "Content-Length: 900000")
+    body.begin(LIMIT)
+    taking = asyncio.create_task(body.collect())
+    await asyncio.sleep(0)
+    began, seconds = body.last_fed, 0.0
+    while not taking.done() and seconds < 3 * BODY_IDLE_S:
+        seconds += 1
+        body.last_fed = began + seconds
+        body.feed(bytes(rate))
+        body.overdue(began + seconds)
+        await asyncio.sleep(0)
+    if rate == SLOWEST_BYTES_PER_S:
+        assert not taking.done()
+        taking.cancel()
+        return
+    assert seconds > BODY_IDLE_S
+    with pytest.raises(ApiError) as caught:
+        await taking
+    assert caught.value.status == 408
+
+
+async def test_the_time_in_which_nobody_waits_for_a_client_is_not_its_own() -> None:
+    body = body_of(Source(), "Content-Length: 900000")
+    body.begin(LIMIT)
+    body.feed(b"a")
+    await body.read()
+    body.overdue(body.last_fed + 10 * BODY_IDLE_S)
+    body.feed(b"b")
+    assert await body.read() == b"b"
+
+
+async def test_what_is_dropped_is_read_on_and_thrown_away() -> None:
+    source = Source()
+    body = body_of(source, "Content-Length: 900000")
+    body.begin(LIMIT)
+    body.feed(bytes(400_000))
+    body.drop()
+    assert source.told == ["pause", "resume"]
+    assert (body.feed(bytes(500_000) + b"more"), body.arrived, source.told) == (b"", False, ["pause", "resume"])
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [b"zz\r\n", b"3\nabc", b"3\r\nabcd\r\n", b"-1\r\n", b"3 3\r\n", b"3;a\x00\r\n", b"0\r\nGET / HTTP/1.1\r\n"],
+)
 async def test_bad_chunks_are_a_refusal(wire: bytes) -> None:
     body = body_of(Source(), "Transfer-Encoding: chunked")
     body.begin(LIMIT)
