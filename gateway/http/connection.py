@@ -2,13 +2,7 @@
 
 Our own `asyncio.Protocol` instead of an HTTP server library, because what those do for every request costs a gateway of
 short answers a quarter of its time, and because a gateway has to know what they hide: how far a body has come, who
-still owes what since when, whether what is pipelined may still be waited for. It stands in one of four places:
-
-- waiting for a head (`_head` is what has come of it),
-- a request is being answered: what comes is its body, then what is pipelined behind it;
-- its answer is written, and its client slow to take the rest;
-- the answer said that the connection ends, with a body that has not all come: what comes is thrown away for a while
-  (`_lingering`), because closing at once would reset the connection and with it the answer under way.
+still owes what since when, whether what is pipelined may still be waited for. It is always in one `_Stage`.
 
 The request's task is cancelled when the client leaves: that is how a disconnect reaches the engine. A connection that
 is not read does not show that its other end is gone, so while a request is answered it is always read; one on which too
@@ -16,8 +10,8 @@ much is pipelined is closed. Nothing here has a timer: the server looks at all i
 """
 
 import asyncio
+import enum
 import logging
-import re
 import socket
 from typing import TYPE_CHECKING, cast
 
@@ -48,8 +42,6 @@ TAIL_S = 60.0
 LINGER_S = 5.0
 """How long a client that still sends may do so after its answer."""
 
-_BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
-
 logger = logging.getLogger(__name__)
 
 
@@ -64,11 +56,27 @@ class Request:
         self.connection = connection
 
 
+class _Stage(enum.Enum):
+    """What a connection is doing."""
+
+    HEAD = enum.auto()
+    """It waits for a request's head."""
+    ANSWER = enum.auto()
+    """A request is being answered: what comes is its body, then what is pipelined behind it."""
+    TAIL = enum.auto()
+    """The answer is written, its client slow to take the rest: what comes is pipelined."""
+    LINGER = enum.auto()
+    """The answer was the last, but its client still sends. What comes is thrown away for a while, because closing at
+    once would reset the connection and with it the answer under way."""
+    CLOSE = enum.auto()
+    """It ends when what has been written is gone. What comes is thrown away."""
+
+
 class ClientConnection(asyncio.Protocol):
     """One connection of a client; see above."""
 
     __slots__ = (
-        "_body", "_closing", "_head", "_lingering", "_paused", "_server", "_since", "_task", "_used",
+        "_body", "_head", "_paused", "_server", "_since", "_stage", "_task", "_used",
         "response", "transport", "writing_paused",
     )  # fmt: skip
 
@@ -79,22 +87,22 @@ class ClientConnection(asyncio.Protocol):
         self.response: ClientResponse | None = None
         """What is being relayed to the client, and held up when it does not keep up."""
         self.writing_paused = False
+        self._stage = _Stage.HEAD
         self._head = b""
         """What has come of the next head, and of what may be behind it."""
         self._body: RequestBody | None = None
         self._task: asyncio.Task[None] | None = None
         """Both of the request being answered."""
         self._since = 0.0
-        """Loop time since when the connection is where it is."""
+        """Loop time of what the stage's deadline counts from."""
         self._used = False
         self._paused = False
-        self._closing = False
-        self._lingering = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         connection = self.transport.get_extra_info("socket")
-        if self._server.files.refuses(connection.fileno()):
+        if self._server.closing or self._server.files.refuses(connection.fileno()):
+            self._stage = _Stage.CLOSE
             self.transport.abort()
             return
         self._server.connections.add(self)
@@ -110,32 +118,34 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         body = self._body
-        if body is None:
-            if not (self._closing or self._lingering):
-                self._read_head(self._head + data if self._head else data)
+        if body is not None:
+            if not body.arrived:
+                body.last_fed = self._server.time()
+                data = body.feed(data)
+                if not data:
+                    return
+        elif self._stage is _Stage.HEAD:
+            self._read_head(self._head + data if self._head else data)
             return
-        if not body.arrived:
-            body.last_fed = self._server.time()
-            data = body.feed(data)
-            if not data:
-                return
+        elif self._stage is not _Stage.TAIL:
+            return
         self._head += data
         if len(self._head) > PIPELINED_BYTES:
             self.abort()
 
     def _read_head(self, data: bytes) -> None:
         """Begin the request in `data`, if its head is complete."""
-        while data.startswith(b"\r\n"):  # some clients end a body with one line end too many
+        if data.startswith(b"\r\n"):  # some clients end a body with one line end too many
             data = data[2:]
         end = data.find(b"\r\n\r\n", 0, HEAD_LIMIT)
         if end < 0:
-            if not self._head:
+            if data and not self._head:
                 self._since = self._server.time()
             self._head = data
             if len(data) >= HEAD_LIMIT:
                 message = f"The request's head is larger than {HEAD_LIMIT} bytes."
                 self._refuse(BadHeadError(431, message, "headers_too_large"))
-            elif _BARE_LINE_FEED.search(data) is not None:
+            elif data.count(b"\n") != data.count(b"\r\n"):
                 self._refuse(BadHeadError(400, "The request is not valid HTTP/1.1: its lines end in CRLF."))
             return
         try:
@@ -143,6 +153,7 @@ class ClientConnection(asyncio.Protocol):
         except BadHeadError as error:
             self._refuse(error)
             return
+        self._stage = _Stage.ANSWER
         self._body = body = RequestBody(self, head)
         rest = data[end + 4 :]
         if rest and not body.arrived:
@@ -166,21 +177,26 @@ class ClientConnection(asyncio.Protocol):
         body, self._body = self._body, None
         if self.transport is None:
             return
-        self._since = self._server.time()
-        if body is not None and not body.arrived:
+        if self.transport.is_closing():
+            self._enter(_Stage.CLOSE)
+        elif body is not None and not body.arrived:
             self._linger()
         elif not keep_alive or self._server.closing:
-            self._closing = True
-            self.transport.close()
+            self._end()
         elif self.writing_paused:
-            self._closing = True  # until it has caught up
+            self._enter(_Stage.TAIL)
         else:
             self._next()
 
+    def _enter(self, stage: _Stage) -> None:
+        self._stage = stage
+        self._since = self._server.time()
+
     def _next(self) -> None:
+        self._enter(_Stage.HEAD)
         self._used = True
-        data, self._head = self._head, b""
         self.resume_reading()
+        data, self._head = self._head, b""
         if data:
             self._read_head(data)
 
@@ -191,18 +207,27 @@ class ClientConnection(asyncio.Protocol):
         headers = (("x-request-id", new_request_id()), ("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY))
         response = ClientResponse(self, None, headers, exposes_routing=True)
         response.send(error.status, (("Content-Type", "application/json"),), error_body(told))
-        self._since = self._server.time()
         self._linger()
 
     def _linger(self) -> None:
-        self._lingering = True
+        self._enter(_Stage.LINGER)
         self._head = b""
         self.resume_reading()
         if self.transport is not None:
             self.transport.write_eof()
 
+    def _end(self) -> None:
+        """Take no further request."""
+        if self._head:  # there may be more of it
+            self._linger()
+        elif self.transport is not None:
+            self._enter(_Stage.CLOSE)
+            self.transport.close()
+
     def eof_received(self) -> None:
-        """A client that closes its side has gone: so do proxies tell of it."""
+        """A client that closes its side has gone: so do proxies tell of it. The transport closes by itself."""
+        if self._stage is not _Stage.ANSWER:
+            self._enter(_Stage.CLOSE)
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -213,11 +238,11 @@ class ClientConnection(asyncio.Protocol):
         self.writing_paused = False
         if self.response is not None:
             self.response.writing_resumed()
-        if self._closing and self._body is None and self.transport is not None and not self.transport.is_closing():
-            self._closing = False
+        if self._stage is _Stage.LINGER:
             self._since = self._server.time()
+        elif self._stage is _Stage.TAIL:
             if self._server.closing:
-                self.close_if_idle()
+                self._end()
             else:
                 self._next()
 
@@ -244,15 +269,9 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close a connection that nobody is being answered on."""
-        if self._body is None and not (self._closing or self._lingering) and self.transport is not None:
-            self._closing = True
-            self._since = self._server.time()
+        if self._stage is _Stage.HEAD and self.transport is not None:
+            self._enter(_Stage.CLOSE)
             self.transport.close()
-
-    def cancel(self) -> None:
-        """Give up the request being answered."""
-        if self._task is not None:
-            self._task.cancel()
 
     def abort(self) -> None:
         """End the connection, whatever is under way."""
@@ -261,14 +280,13 @@ class ClientConnection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """Hold the deadlines that are not those of a request at its engine."""
-        body = self._body
+        stage, body = self._stage, self._body
+        waited = now - self._since
         if body is not None:
             if not body.arrived:
                 body.overdue(now)
-            return
-        waited = now - self._since
-        if self._closing or self._lingering:
-            if waited > (LINGER_S if self._lingering else TAIL_S):
+        elif stage is not _Stage.HEAD:
+            if waited > (LINGER_S if stage is _Stage.LINGER and not self.writing_paused else TAIL_S):
                 self.abort()
         elif self._head:
             if waited > HEAD_S:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.file_limit import ClientFiles
 from gateway.http.client_response import ClientResponse
-from gateway.http.connection import TAIL_S, ClientConnection, Request
+from gateway.http.connection import ClientConnection, Request
 from gateway.listening import listen
 
 _CHECK_EVERY_S = 1.0
@@ -37,18 +37,15 @@ class ClientServer:
         self._listening = await listen(lambda: ClientConnection(self), "http", address, bound)
 
     async def stop(self, patience: float) -> None:
-        """Accept no more, close what is idle, wait `patience` seconds for what is being answered and then cancel it.
-        What has been written is given time to arrive. Cancelled, it cuts whatever is left."""
+        """Accept no more, close what is idle, wait `patience` seconds for what is being answered or still on its way to
+        a slow client, then cut it. Cancelled, it cuts at once."""
         self.closing = True
         for listening in self._listening:
             listening.close()
         for connection in tuple(self.connections):
             connection.close_if_idle()
         try:
-            if not await self._all_gone(patience):
-                for connection in tuple(self.connections):
-                    connection.cancel()
-                await self._all_gone(TAIL_S)
+            await self._all_gone(patience)
         finally:
             if self._checking is not None:
                 self._checking.cancel()
@@ -63,15 +60,11 @@ class ClientServer:
         if self._empty is not None and not self.connections and not self._empty.done():
             self._empty.set_result(None)
 
-    async def _all_gone(self, patience: float) -> bool:
-        """Whether every connection has ended within `patience` seconds."""
-        if not self.connections:
-            return True
-        self._empty = self.loop.create_future()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._empty
-        return not self.connections
+    async def _all_gone(self, patience: float) -> None:
+        """Wait until every connection has ended, for at most `patience` seconds."""
+        if self.connections:
+            self._empty = self.loop.create_future()
+            await asyncio.wait([self._empty], timeout=patience)
 
     async def _check(self) -> None:
         while True:
