@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from gateway.access import Access
 from gateway.admin.server import AdminServer
 from gateway.admin.view import Lifecycle, no_requests_left
 from gateway.exchange import LiveExchanges
@@ -79,8 +80,10 @@ class Gateway:
         self.state = FleetState(
             redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply, publishes=inherited is None
         )
+        access = Access(self._live_fleet, anonymous=spec.gateway.auth.anonymous == "allow")
         self._front = Front(
             self._live_fleet,
+            access,
             self._live,
             self._metrics,
             size_bytes(spec.gateway.body_limit),
@@ -88,6 +91,7 @@ class Gateway:
         )
         self._grpc = GrpcFront(
             self._live_fleet,
+            access,
             self._live,
             self._metrics,
             lambda: self.lifecycle == "serving",

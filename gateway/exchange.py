@@ -46,13 +46,15 @@ class Exchange:
 
     __slots__ = (
         "_live", "_place", "account", "asked_timeouts", "attempt", "attempt_started", "attempts", "call", "client",
-        "failure", "ping", "pinged", "route", "started", "streamed", "timeouts",
+        "failure", "ping", "pinged", "route", "started", "streamed", "tenant", "timeouts",
     )  # fmt: skip
 
     def __init__(self, live: "LiveExchanges", client: Client) -> None:
         self._live = live
         self.client = client
         self.route = ""
+        self.tenant = ""
+        """Whose request it is; empty for nobody's in particular."""
         self.streamed = False
         """The answer is a stream of events: its first byte is its first token."""
         self.started = live.now()

@@ -169,5 +169,5 @@ def _open_admin(reading: Reading, fleet: FleetSpec, settings: Settings) -> list[
 
 def _content_hash(fleet: FleetSpec) -> str:
     """A hash of what gateways publish: not of the addresses, which are each process's own."""
-    published = (fleet.fleet, fleet.pools, fleet.routes)
+    published = (fleet.fleet, fleet.pools, fleet.routes, fleet.tenants)
     return hashlib.sha256(msgspec.json.encode(published, order="sorted")).hexdigest()

@@ -7,7 +7,7 @@ from moment to moment, an endpoint's phase, its requests in flight, what its eng
 were, so a configuration change forgets no load and no failure.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,9 +15,10 @@ from router.errors import ApiError
 from router.merge import MergedFleet
 from router.outlier import Outlier
 from router.spec.documents import EndpointFields
-from router.spec.fleet import PoolSpec, RetentionSpec
+from router.spec.fleet import PoolSpec, RetentionSpec, TenantSpec
 from router.spec.references import address_fault
 from router.spec.units import seconds
+from router.tenants import KeyIndex, index_keys, own_salt
 from router.timeouts import Timeouts, timeout_limits
 
 Phase = Literal["starting", "warming", "ready", "draining", "preempting", "unhealthy"]
@@ -115,6 +116,14 @@ class FleetView:
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     """What in the documents could not be used, and why."""
+    tenant: str = ""
+    """Whose view it is: only with the routes that this tenant may call. Empty for the whole fleet."""
+    salt: str = ""
+    """What the `cache_salt` of its tenant's requests begins with, so that they share no cached prefix with those of
+    others; empty if they may."""
+    keys: KeyIndex = field(default_factory=KeyIndex)
+    tenants: Mapping[str, "FleetView"] = field(default_factory=dict)
+    """The fleet as each tenant sees it."""
 
     def route(self, model: str) -> Route:
         """The route named by a request's `model`. Raises a 404 `ApiError` that names the routes there are."""
@@ -154,7 +163,25 @@ def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
         if known or fallback:
             routes[name] = Route(name, known, fallback, spec.retention)
     endpoints = {endpoint.id: endpoint for members in by_pool.values() for endpoint in members}
-    return FleetView(pools, routes, endpoints, tuple(problems))
+    keys, key_problems = index_keys(merged.tenants)
+    problems += key_problems
+    problems += [
+        f"tenant {name}: there is no route {route!r}"
+        for name, tenant in merged.tenants.items()
+        for route in tenant.routes
+        if route not in routes
+    ]
+    tenants = {
+        name: FleetView(pools, _allowed(routes, tenant), endpoints, (), name, own_salt(name) if tenant.isolated else "")
+        for name, tenant in merged.tenants.items()
+    }
+    return FleetView(pools, routes, endpoints, tuple(problems), keys=keys, tenants=tenants)
+
+
+def _allowed(routes: dict[str, Route], tenant: TenantSpec) -> dict[str, Route]:
+    if not tenant.routes:
+        return routes
+    return {name: route for name, route in routes.items() if name in tenant.routes}
 
 
 def _same_server(before: EndpointFields, after: EndpointFields) -> bool:

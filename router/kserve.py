@@ -102,7 +102,7 @@ def text_of(message: bytes, wanted: int) -> str:
     return value
 
 
-def read_infer(message: bytes, *, stream: bool, otherwise: int) -> Inference:
+def read_infer(message: bytes, *, stream: bool, otherwise: int, salt: str = "") -> Inference:
     """The view of a `ModelInferRequest`; `otherwise` is the key (64 bits) of one that has neither prompt nor sequence.
 
     Raises MalformedError.
@@ -150,7 +150,7 @@ def read_infer(message: bytes, *, stream: bool, otherwise: int) -> Inference:
             version = _text(message, start, at)
         elif number == 3:
             id_ = _text(message, start, at)
-    seed = chain_seed(model, "")
+    seed = chain_seed(model, salt)
     canonical = _prompt(message, inputs, raw)
     if sequence:
         key = session_key(str(sequence))

@@ -101,10 +101,10 @@ def inflate_start(start: bytes) -> bytes:
         return b""
 
 
-def view(route: str, opening: Opening, session: str | None, turn: int) -> PromptView:
+def view(route: str, opening: Opening, session: str | None, turn: int, salt: str = "") -> PromptView:
     """The prompt view of a request to `route`. The client's own name for the conversation goes before what was read;
     a request that says nothing of itself is placed by its number, `turn`."""
-    seed = chain_seed(route, "")
+    seed = chain_seed(route, salt)
     if session or opening.sequence:
         key = session_key(session or opening.sequence)
     elif opening.prompt:

@@ -18,14 +18,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.spec.documents import SOURCES, Document, EndpointFields, Family, Source
-from router.spec.fleet import PoolSpec, RouteSpec
+from router.spec.fleet import PoolSpec, RouteSpec, TenantSpec
 from router.spec.strict import read_part
 
-SINGULAR: dict[Family, str] = {"endpoints": "endpoint", "pools": "pool", "routes": "route"}
+SINGULAR: dict[Family, str] = {"endpoints": "endpoint", "pools": "pool", "routes": "route", "tenants": "tenant"}
 _REQUIRED: dict[Family, frozenset[str]] = {
     "endpoints": frozenset({"pool"}),
     "pools": frozenset({"protocol", "model"}),
     "routes": frozenset({"pool", "pools", "fallback"}),
+    "tenants": frozenset({"keys"}),
 }
 """Fields of which a base sets at least one; an endpoint's `id` is the document's and says nothing."""
 _STRENGTH = {source: strength for strength, source in enumerate(SOURCES)}
@@ -40,6 +41,7 @@ class MergedFleet:
     endpoints: dict[str, EndpointFields]
     pools: dict[str, PoolSpec]
     routes: dict[str, RouteSpec]
+    tenants: dict[str, TenantSpec]
     sources: dict[tuple[Family, str], tuple[Source, ...]]
     """Who speaks of an id, weakest first; ids that are left out of the fleet included."""
     problems: tuple[str, ...]
@@ -60,7 +62,7 @@ def merge(documents: Iterable[Document]) -> MergedFleet:
     for document in sorted(newest.values(), key=lambda d: (d.family, d.id, _STRENGTH[d.source])):
         by_id.setdefault((document.family, document.id), []).append(document)
 
-    fleet = MergedFleet({}, {}, {}, {}, ())
+    fleet = MergedFleet({}, {}, {}, {}, {}, ())
     problems: list[str] = []
     for (family, id_), layers in by_id.items():
         fleet.sources[family, id_] = tuple(layer.source for layer in layers)
@@ -72,11 +74,13 @@ def merge(documents: Iterable[Document]) -> MergedFleet:
                 fleet.endpoints[id_] = _convert({**fields, "id": id_}, EndpointFields)
             elif family == "pools":
                 fleet.pools[id_] = _convert(fields, PoolSpec)
+            elif family == "tenants":
+                fleet.tenants[id_] = _convert(fields, TenantSpec)
             else:
                 fleet.routes[id_] = _convert(fields, RouteSpec)
         except _UnusableError as error:
             problems.append(f"{_named(family, id_, fleet.sources[family, id_])} is left out: {error}")
-    return MergedFleet(fleet.endpoints, fleet.pools, fleet.routes, fleet.sources, tuple(problems))
+    return MergedFleet(fleet.endpoints, fleet.pools, fleet.routes, fleet.tenants, fleet.sources, tuple(problems))
 
 
 def _age(document: Document) -> tuple[int, bytes]:

@@ -27,6 +27,7 @@ from router.prefix import (
     prefix_chain,
     session_key,
 )
+from router.tenants import is_own_salt
 
 Api = Literal["chat.completions", "completions", "embeddings", "kserve"]
 Fields = dict[str, msgspec.Raw]
@@ -162,6 +163,21 @@ def read_fields(body: bytes) -> Fields:
     except msgspec.DecodeError as error:
         reason = "it is empty" if not body else str(error)
         raise invalid(f"The request body is not valid JSON: {reason}.", code="invalid_json") from None
+
+
+def isolate(fields: Fields, tenants_salt: str) -> None:
+    """Begin the `cache_salt` of a request with that of its tenant, which is empty where there is none.
+
+    Raises a 400 ApiError for a client's own salt that could be another tenant's, or is none.
+    """
+    raw = fields.get("cache_salt")
+    if raw is None and not tenants_salt:
+        return
+    salt = (_value("cache_salt", raw) if raw is not None else None) or ""
+    if tenants_salt:
+        fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(tenants_salt + salt))
+    elif is_own_salt(salt):
+        raise invalid("A 'cache_salt' that begins so is reserved. Choose another.", param="cache_salt")
 
 
 def read_prompt(api: Api, fields: Fields, session: str | None = None) -> PromptView:

@@ -17,6 +17,7 @@ import msgspec
 from gateway.app import Gateway
 from router.spec.documents import Document
 from router.spec.fleet import (
+    AuthSpec,
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
@@ -33,6 +34,9 @@ DONE = b"data: [DONE]\n\n"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**CHAT, "stream": True}
 """Requests to the route of `one_pool`, and events an engine answers with."""
+
+OPEN = AuthSpec(anonymous="allow")
+"""Of a gateway that anybody may call."""
 
 Script = Callable[["EngineConnection"], Awaitable[None]]
 
@@ -101,7 +105,8 @@ class RunningGateway:
 
 @contextlib.asynccontextmanager
 async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncIterator[RunningGateway]:
-    """A gateway for `spec` on free ports; on leaving, its counters must be back at zero."""
+    """A gateway for `spec` on free ports; on leaving, its counters must be back at zero. Its `auth` counts only
+    where it has tenants."""
     http_port, admin_port = free_port(), free_port()
     grpc_port = free_port() if spec.gateway.grpc is not None else None
     addresses = GatewaySpec(
@@ -111,6 +116,7 @@ async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncI
         body_limit=spec.gateway.body_limit,
         expose_routing=spec.gateway.expose_routing,
         retry=spec.gateway.retry,
+        auth=spec.gateway.auth if spec.tenants else OPEN,
     )
     gateway = Gateway(msgspec.structs.replace(spec, gateway=addresses), "hash", None)
     running = RunningGateway(gateway, http_port, admin_port, grpc_port)

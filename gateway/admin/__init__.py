@@ -1,4 +1,4 @@
-"""The admin API of a gateway: health, readiness, metrics, and the fleet's endpoints and routes. See `app`.
+"""The admin API of a gateway: health, readiness, metrics, and the fleet's endpoints, routes and tenants. See `app`.
 
 What its server and its clients must agree on stands here, where importing it loads nothing else.
 """
@@ -6,7 +6,8 @@ What its server and its clients must agree on stands here, where importing it lo
 TOKEN_HEADER = "x-headrace-admin-token"
 MISSING_TOKEN = "missing_admin_token"
 WRONG_TOKEN = "invalid_admin_token"
-UNKNOWN_NAMES = ("endpoint_not_found", "route_not_found")
-"""Error codes; of a 404 only these two: any other is about the path."""
+UNKNOWN_NAMES = ("endpoint_not_found", "route_not_found", "tenant_not_found")
+"""Error codes; of a 404 only these: any other is about the path."""
 ENDPOINTS = "/admin/v1/endpoints"
 ROUTES = "/admin/v1/routes"
+TENANTS = "/admin/v1/tenants"

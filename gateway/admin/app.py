@@ -3,7 +3,7 @@
 `/healthz`, `/readyz` and `/metrics` are for machines and need no token. Everything under `/admin` changes or shows the
 fleet and needs one, if one is set, in the header `TOKEN_HEADER`.
 
-Names of endpoints and routes may hold slashes (`org/model`). They may be escaped or not: the routes below take all of
+Names may hold slashes (`org/model`). They may be escaped or not: the routes below take all of
 the path up to a verb at its end.
 """
 
@@ -16,13 +16,13 @@ import msgspec
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from gateway.admin import ENDPOINTS, MISSING_TOKEN, ROUTES, TOKEN_HEADER, WRONG_TOKEN
-from gateway.admin.changes import add_endpoint, check_removal, drain_endpoint, set_route, undrain_endpoint
+from gateway.admin import ENDPOINTS, MISSING_TOKEN, ROUTES, TENANTS, TOKEN_HEADER, WRONG_TOKEN
+from gateway.admin.changes import add_endpoint, check_removal, drain_endpoint, set_route, set_tenant, undrain_endpoint
 from gateway.admin.readiness import readiness
-from gateway.admin.view import AdminView, endpoint_rows, known_problems, route_rows
+from gateway.admin.view import AdminView, endpoint_rows, known_problems, route_rows, tenant_rows
 from router.errors import ApiError, invalid, unavailable
 from router.spec.documents import EndpointFields, Family
-from router.spec.fleet import RouteSpec
+from router.spec.fleet import RouteSpec, TenantSpec
 from router.spec.strict import Problem, read_part
 from router.spec.units import Name
 from router.spec.wording import pattern_of, text_fault
@@ -51,6 +51,9 @@ def admin_app(gateway: AdminView, token: str | None) -> web.Application:
             web.get(ROUTES, handlers.list_routes),
             web.put(ROUTES + "/{name:.+}", handlers.set_route),
             web.delete(ROUTES + "/{name:.+}", handlers.remove_route),
+            web.get(TENANTS, handlers.list_tenants),
+            web.put(TENANTS + "/{name:.+}", handlers.set_tenant),
+            web.delete(TENANTS + "/{name:.+}", handlers.remove_tenant),
         ]
     )
     return app
@@ -106,9 +109,7 @@ class _Handlers:
         return _json({"routes": route_rows(self._gateway), "problems": known_problems(self._gateway)})
 
     async def set_route(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if fault := text_fault(name, pattern_of(Name)):
-            raise invalid(f"`name`: {fault}.", param="name")
+        name = _name(request)
         route = await _body(request, RouteSpec)
         document = set_route(name, route, self._gateway.state.documents)
         await self._gateway.state.put(document)
@@ -116,10 +117,26 @@ class _Handlers:
         return _json({"name": name})
 
     async def remove_route(self, request: web.Request) -> web.Response:
+        return await self._remove_named("routes", request)
+
+    async def list_tenants(self, _: web.Request) -> web.Response:
+        return _json({"tenants": tenant_rows(self._gateway), "problems": known_problems(self._gateway)})
+
+    async def set_tenant(self, request: web.Request) -> web.Response:
+        name = _name(request)
+        tenant = await _body(request, TenantSpec)
+        await self._gateway.state.put(set_tenant(name, tenant, self._gateway.state.documents))
+        _in_force(self._gateway.merged.tenants.get(name) == tenant)
+        return _json({"name": name})
+
+    async def remove_tenant(self, request: web.Request) -> web.Response:
+        return await self._remove_named("tenants", request)
+
+    async def _remove_named(self, family: Family, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        await self._remove("routes", name)
+        await self._remove(family, name)
         return _json(
-            {"name": name, "removed": True, "still_from": self._gateway.merged.sources.get(("routes", name), ())}
+            {"name": name, "removed": True, "still_from": self._gateway.merged.sources.get((family, name), ())}
         )
 
     def _drains(self, id_: str) -> bool:
@@ -133,12 +150,20 @@ class _Handlers:
         _in_force("cli" not in self._gateway.merged.sources.get((family, id_), ()))
 
 
+def _name(request: web.Request) -> str:
+    """The name in the path, of what is to be made."""
+    name = request.match_info["name"]
+    if fault := text_fault(name, pattern_of(Name)):
+        raise invalid(f"`name`: {fault}.", param="name")
+    return name
+
+
 def _in_force(holds: bool) -> None:
     """Raise unless a change that Redis has is in force in this gateway too, whose state waits for it for a moment."""
     if not holds:
         raise unavailable(
-            "The change is stored, but not in force in this gateway yet: look with `headrace endpoints list` or "
-            "`headrace routes list` again, and at `/readyz` if it stays away.",
+            "The change is stored, but not in force in this gateway yet: list what you changed again in a moment, and "
+            "look at `/readyz` if it stays away.",
             code="not_in_force_yet",
         )
 

@@ -16,8 +16,8 @@ import msgspec
 from router.errors import ApiError, invalid
 from router.merge import SINGULAR, MergedFleet, merge
 from router.spec.documents import Document, EndpointFields, Family
-from router.spec.fleet import RouteSpec
-from router.spec.references import Addresses, Fault, address_fault, no_pool, route_findings
+from router.spec.fleet import RouteSpec, TenantSpec
+from router.spec.references import Addresses, Fault, address_fault, no_pool, route_findings, tenant_findings
 from router.spec.strict import path_text
 
 WHERE_TO_CHANGE = {
@@ -69,9 +69,9 @@ def undrain_endpoint(id_: str, documents: list[Document]) -> Document | None:
 def check_removal(family: Family, id_: str, documents: list[Document], problems: Collection[str]) -> None:
     """Whether the `cli` document about `id_` may be deleted by a wish to remove `id_` altogether.
 
-    A route set by hand over the file's may be: the file's applies again. A mere drain of the file's endpoint may not:
-    the endpoint would not be gone but take traffic again. A document that cannot be used may always be: whether merging
-    left it out, or whether it could not even be read from Redis, of which the state's `problems` tell.
+    A route or tenant set by hand over the file's may be: the file's applies again. A mere drain of the file's endpoint
+    may not: the endpoint would not be gone but take traffic again. A document that cannot be used may always be:
+    whether merging left it out, or whether it could not even be read from Redis, of which the state's `problems` tell.
     """
     own = _own(family, id_, documents)
     others = [d.source for d in documents if (d.family, d.id) == (family, id_) and d.source != "cli"]
@@ -82,7 +82,7 @@ def check_removal(family: Family, id_: str, documents: list[Document], problems:
         return
     if not others:
         raise _unknown(family, id_, merge(documents))
-    instead = "; or drain it" if family == "endpoints" else "; or set it to other pools"
+    instead = {"endpoints": "; or drain it", "routes": "; or set it to other pools"}.get(family, "; or set it anew")
     raise _conflict(
         f"The {SINGULAR[family]} {id_} comes from {others[0]}, not from the command line: "
         f"{WHERE_TO_CHANGE[others[0]]}{instead}."
@@ -101,6 +101,22 @@ def set_route(name: str, route: RouteSpec, documents: list[Document]) -> Documen
     else:
         spec["pools"] = msgspec.to_builtins(route.pools)
     return _document("routes", name, spec, documents)
+
+
+def set_tenant(name: str, tenant: TenantSpec, documents: list[Document]) -> Document:
+    """The document that sets a tenant, whole: with every field, so that nothing of a weaker source's shows through and
+    nothing is allowed by being left out when that source is gone."""
+    merged = merge(documents)
+    for finding in tenant_findings((), tenant, merged.routes):
+        where = path_text(finding.path) or "keys"
+        raise invalid(f"`{where}`: {finding.message}.", param=where, code="invalid_tenant")
+    held = {key.sha256: other for other, spec in merged.tenants.items() if other != name for key in spec.keys}
+    for index, key in enumerate(tenant.keys):
+        if (holder := held.get(key.sha256)) is not None:
+            where = f"keys[{index}].sha256"
+            raise invalid(f"`{where}`: this key is tenant {holder}'s already.", param=where, code="invalid_tenant")
+    spec = {"keys": msgspec.to_builtins(tenant.keys), "routes": tenant.routes, "isolated": tenant.isolated}
+    return _document("tenants", name, spec, documents)
 
 
 def _document(family: Family, id_: str, spec: dict[str, Any], documents: list[Document]) -> Document:
@@ -134,7 +150,10 @@ def _must_be_an_endpoint(id_: str, merged: MergedFleet) -> None:
 
 
 def _unknown(family: Family, id_: str, merged: MergedFleet) -> ApiError:
-    known = sorted(merged.endpoints if family == "endpoints" else merged.routes)
+    there: dict[Family, Collection[str]] = {
+        "endpoints": merged.endpoints, "pools": merged.pools, "routes": merged.routes, "tenants": merged.tenants,
+    }  # fmt: skip
+    known = sorted(there[family])
     named = SINGULAR[family]
     listed = ", ".join(known[:20]) or "none"
     return ApiError(404, f"There is no {named} {id_[:200]!r}. There are: {listed}.", code=f"{named}_not_found")

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.fleet import Endpoint, FleetView, Phase, Pool, Route
 from router.merge import SINGULAR, MergedFleet, merge
 from router.spec.documents import Document, Family, Source
-from router.spec.fleet import CapacityType, Role
+from router.spec.fleet import CapacityType, KeySpec, Role
 from router.spec.fleet import Protocol as EngineProtocol
 from router.state.follower import FleetStatus
 
@@ -102,6 +102,20 @@ class RouteRow(Struct, frozen=True, kw_only=True):
     """Why it is not in the fleet, although there are documents about it."""
 
 
+class TenantRow(Struct, frozen=True, kw_only=True):
+    """One tenant, as listed."""
+
+    name: str
+    keys: tuple[KeySpec, ...] = ()
+    """Known by their hashes, as everywhere."""
+    routes: tuple[str, ...] = ()
+    """Empty for all."""
+    isolated: bool = True
+    sources: tuple[Source, ...]
+    problem: str | None = None
+    """What is wrong with it, or with the documents about it."""
+
+
 def endpoint_rows(gateway: AdminView) -> list[EndpointRow]:
     """Every endpoint that documents speak of, by id."""
     fleet, described = gateway.fleet, merge(gateway.state.documents)
@@ -133,6 +147,28 @@ def route_rows(gateway: AdminView) -> list[RouteRow]:
                     fallback=tuple(pool.name for pool in route.fallback),
                     ready_endpoints=ready_endpoints(route),
                     sources=sources,
+                )
+            )
+    return rows
+
+
+def tenant_rows(gateway: AdminView) -> list[TenantRow]:
+    """Every tenant that documents speak of, by name."""
+    described, problems = merge(gateway.state.documents), known_problems(gateway)
+    rows: list[TenantRow] = []
+    for name, sources in _ids(described, "tenants"):
+        spec = described.tenants.get(name)
+        if spec is None:
+            rows.append(TenantRow(name=name, sources=sources, problem=_why_unusable("tenants", name, False, problems)))
+        else:
+            rows.append(
+                TenantRow(
+                    name=name,
+                    keys=tuple(spec.keys),
+                    routes=tuple(spec.routes),
+                    isolated=spec.isolated,
+                    sources=sources,
+                    problem=_said_of(f"tenant {name}", problems),
                 )
             )
     return rows
@@ -179,10 +215,16 @@ def _ids(described: MergedFleet, family: Family) -> list[tuple[str, tuple[Source
 
 
 def _why_unusable(family: Family, id_: str, converts: bool, problems: list[str]) -> str:
-    name = f"{SINGULAR[family]} {id_}"
-    for problem in problems:  # they begin with what they are about
-        if problem.startswith((f"{name}:", f"{name} ")):
-            return problem.removeprefix(name).lstrip(": ")
+    if said := _said_of(f"{SINGULAR[family]} {id_}", problems):
+        return said
     if converts:
         return "this gateway could not take it over; its log says why"
     return "what described it is gone, only what was laid over it is left; `remove` clears that"
+
+
+def _said_of(name: str, problems: list[str]) -> str | None:
+    """The first problem with `name`: they begin with what they are about."""
+    for problem in problems:
+        if problem.startswith((f"{name}:", f"{name} ")):
+            return problem.removeprefix(name).lstrip(": ")
+    return None

@@ -1,7 +1,7 @@
 """A client's metadata: what of it goes on to the engine, and what comes back with the answer.
 
-Only what is known to be harmless goes on (`_PASSED`): credentials are the gateway's business, and what an engine may be
-told is told in the request's parameters, which pass through untouched.
+Only what is known to be harmless goes on (`_PASSED`): credentials are the gateway's business (`gateway.access`), and
+what an engine may be told is told in the request's parameters, which pass through untouched.
 
 An entry of metadata costs about as much as an asyncio task, on either side of the gateway. So a request id goes along
 and comes back only if the client gave one (a KServe request has its own `id`), and the route is named where KServe
@@ -10,21 +10,25 @@ names it: as the answer's model.
 
 from typing import Any
 
+from gateway.access import KEY_HEADERS, Access
 from gateway.request_ids import is_request_id, new_request_id
 from gateway.upstream.triton.raw import Metadata
+from router.tenants import Digest
 
 REQUEST_ID = "x-request-id"
 _PASSED = ("traceparent", "tracestate")
 _WANTS_STATUS = ("triton_grpc_error", "true")
-_HEARD = frozenset({REQUEST_ID, *_PASSED, _WANTS_STATUS[0]})
+_HEARD = frozenset({REQUEST_ID, *_PASSED, _WANTS_STATUS[0], *KEY_HEADERS})
 
 
 class ClientMetadata:
     """The metadata of one RPC."""
 
-    __slots__ = ("_echoed", "_exposes_routing", "passed", "passed_stream", "request_id", "wants_status")
+    __slots__ = ("_echoed", "_exposes_routing", "caller", "passed", "passed_stream", "request_id", "wants_status")
 
     _echoed: Metadata
+    caller: Digest
+    """As `Access.view` takes it."""
     passed: Metadata
     """What goes on to the engine."""
     passed_stream: Metadata
@@ -34,11 +38,12 @@ class ClientMetadata:
     wants_status: bool
     """A stream's first error is to end it, as a status."""
 
-    def __init__(self, context: Any, *, exposes_routing: bool) -> None:
+    def __init__(self, context: Any, access: Access, *, exposes_routing: bool) -> None:
         """Without `exposes_routing`, the client is not told of endpoints."""
         self._exposes_routing = exposes_routing
         given = {key: value for key, value in context.invocation_metadata() or () if key in _HEARD}
-        if not given:  # as nearly always
+        self.caller = access.caller(given)
+        if not given:
             self._echoed = self.passed = self.passed_stream = ()
             self.request_id = new_request_id()
             self.wants_status = False

@@ -2,17 +2,20 @@
 
 import itertools
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from gateway.access import Access
 from gateway.dispatch import first_willing
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
+from gateway.grpc.metadata import ClientMetadata
 from gateway.grpc.statuses import Status
 from gateway.kserve import API
 from gateway.metrics import UNKNOWN_ROUTE, Metrics
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.raw import RawTriton
+from router.fleet import FleetView
 from router.plan import Attempt, Plan, plan
 from router.prompt import PromptView
 
@@ -22,9 +25,12 @@ _Sent = TypeVar("_Sent")
 class Requests:
     """The gateway, as far as requests of this front need it."""
 
-    def __init__(self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics, *, exposes_routing: bool) -> None:
+    def __init__(
+        self, fleet: LiveFleet, access: Access, live: LiveExchanges, metrics: Metrics, *, exposes_routing: bool
+    ) -> None:
         self.fleet = fleet
-        self.exposes_routing = exposes_routing
+        self.access = access
+        self._exposes_routing = exposes_routing
         self.live = live
         self._metrics = metrics
         self._turns = itertools.count()
@@ -33,9 +39,13 @@ class Requests:
         """A key for a request that prefers no endpoint: each has another, so they spread."""
         return next(self._turns)
 
-    def plan(self, prompt: PromptView, exchange: Exchange) -> Plan:
-        """Where a request goes; the exchange is told its route. Raises ApiError."""
-        view = self.fleet.view
+    def metadata(self, context: Any) -> ClientMetadata:
+        """What a client sent along with an RPC."""
+        return ClientMetadata(context, self.access, exposes_routing=self._exposes_routing)
+
+    def plan(self, prompt: PromptView, exchange: Exchange, view: FleetView) -> Plan:
+        """Where a request goes in the fleet as its caller sees it; the exchange is told of both. Raises ApiError."""
+        exchange.tenant = view.tenant
         if prompt.model in view.routes:
             exchange.route = prompt.model
         return plan(prompt, view)

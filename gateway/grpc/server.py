@@ -13,22 +13,27 @@ people can read: here, or of all workers once by their supervisor.
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2
 
+from gateway.access import Access
 from gateway.exchange import LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.grpc.requests import Requests
+from gateway.grpc.statuses import status_of
 from gateway.grpc.stream import Streams
 from gateway.grpc.unary import QUERIES, Unary
+from gateway.http.client_response import NOBODY
 from gateway.kserve import BODY_LIMIT, EXTENSIONS, any_servable, repository_index
 from gateway.listening import free_port
 from gateway.metrics import Metrics
 from gateway.upstream.triton.raw import SERVICE
+from router.errors import ApiError
+from router.fleet import FleetView
 from router.spec.units import host_and_port
 
 logger = logging.getLogger(__name__)
@@ -69,6 +74,7 @@ class GrpcFront:
     def __init__(
         self,
         fleet: LiveFleet,
+        access: Access,
         live: LiveExchanges,
         metrics: Metrics,
         serving: Callable[[], bool],
@@ -79,14 +85,14 @@ class GrpcFront:
         self._fleet = fleet
         self._serving = serving
         self._server: Any = None
-        requests = Requests(fleet, live, metrics, exposes_routing=exposes_routing)
+        self._requests = requests = Requests(fleet, access, live, metrics, exposes_routing=exposes_routing)
         unary = Unary(requests)
         bytes_in = grpc.unary_unary_rpc_method_handler
         own = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
-            "ServerMetadata": self._metadata,
-            "RepositoryIndex": self._index,
+            "ServerMetadata": self._admitting(self._metadata),
+            "RepositoryIndex": self._admitting(self._index),
             "ModelInfer": unary.infer,
             **{query.method: unary.query(query) for query in QUERIES},
             **{method: _refusing(reason) for method, reason in _UNIMPLEMENTED.items()},
@@ -117,6 +123,22 @@ class GrpcFront:
         if self._server is not None:
             await self._server.stop(grace)
 
+    def _admitting(
+        self, handler: Callable[[bytes, Any, FleetView], Awaitable[bytes]]
+    ) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        """What `handler` answers to those who may come in; it is given the fleet as they see it."""
+
+        async def admit(message: bytes, context: Any) -> bytes:
+            metadata = self._requests.metadata(context)
+            try:
+                fleet = self._requests.access.view(metadata.caller)
+            except ApiError as error:
+                refused = status_of(error)
+                await context.abort(refused.code, refused.details, trailing_metadata=metadata.answer(NOBODY))
+            return await handler(message, context, fleet)
+
+        return admit
+
     async def _live(self, _: bytes, __: Any) -> bytes:
         return _encoded(service_pb2.ServerLiveResponse(live=True))
 
@@ -124,19 +146,19 @@ class GrpcFront:
         ready = self._serving() and any_servable(self._fleet.view, "grpc")
         return _encoded(service_pb2.ServerReadyResponse(ready=ready))
 
-    async def _metadata(self, _: bytes, __: Any) -> bytes:
+    async def _metadata(self, _: bytes, __: Any, ___: FleetView) -> bytes:
         return _encoded(
             service_pb2.ServerMetadataResponse(name="headrace", version=version("headrace"), extensions=EXTENSIONS)
         )
 
-    async def _index(self, message: bytes, context: Any) -> bytes:
+    async def _index(self, message: bytes, context: Any, fleet: FleetView) -> bytes:
         """The routes that have Triton behind them, as a repository's models."""
         try:
             asked = service_pb2.RepositoryIndexRequest.FromString(message)
         except Exception:  # protobuf's implementations raise different ones
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The request cannot be read.")
         response = service_pb2.RepositoryIndexResponse()
-        for model in repository_index(self._fleet.view, "grpc", only_ready=asked.ready):
+        for model in repository_index(fleet, "grpc", only_ready=asked.ready):
             response.models.add(name=model.name, version=model.version, state=model.state, reason=model.reason)
         return _encoded(response)
 

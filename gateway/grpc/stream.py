@@ -30,7 +30,6 @@ from gateway.dispatch import MAX_LOST
 from gateway.exchange import Exchange
 from gateway.grpc import wire
 from gateway.grpc.call import StreamCall, UnaryCall, WatchedCall
-from gateway.grpc.metadata import ClientMetadata
 from gateway.grpc.requests import Requests
 from gateway.grpc.shared import NotSentError, SharedStream
 from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
@@ -40,6 +39,7 @@ from gateway.http.client_response import NOBODY
 from gateway.upstream.base import Failure, UpstreamError
 from gateway.upstream.triton.raw import RawTriton
 from router.errors import ApiError
+from router.fleet import FleetView
 from router.kserve import Inference, MalformedError, read_infer
 from router.plan import Attempt, Plan
 
@@ -64,6 +64,11 @@ class Streams:
     async def infer(self, _: object, context: Any) -> None:
         """Answer one stream."""
         session = Session(self._requests, context)
+        try:
+            self._requests.access.view(session.metadata.caller)
+        except ApiError as error:
+            refused = status_of(error)
+            await context.abort(refused.code, refused.details, trailing_metadata=session.placed())
         self._sessions.add(session)
         session.start(self._sessions.discard)
         try:
@@ -80,7 +85,7 @@ class Session:
 
     def __init__(self, requests: Requests, context: Any) -> None:
         self.requests = requests
-        self.metadata = ClientMetadata(context, exposes_routing=requests.exposes_routing)
+        self.metadata = requests.metadata(context)
         self.paused_since = 0.0
         self.resumed_at = 0.0
         self.ended: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
@@ -183,8 +188,9 @@ class Session:
             try:
                 async with self._in_order:  # in which requests go out
                     try:
-                        found = read_infer(message, stream=True, otherwise=requests.turn())
-                        ask, in_turn = await self._way(exchange, found)
+                        fleet = requests.access.view(self.metadata.caller)
+                        found = read_infer(message, stream=True, otherwise=requests.turn(), salt=fleet.salt)
+                        ask, in_turn = await self._way(exchange, found, fleet)
                     finally:
                         if in_turn:
                             self._last_turn = turn = Turn(self._last_turn)
@@ -204,14 +210,14 @@ class Session:
                 self._slots.release()
                 requests.observe(exchange, status, first_write)
 
-    async def _way(self, exchange: Exchange, found: Inference) -> tuple[Ask, bool]:
+    async def _way(self, exchange: Exchange, found: Inference, fleet: FleetView) -> tuple[Ask, bool]:
         """How a request is to be answered, and whether in turn. Raises ApiError, UpstreamError."""
         model = found.prompt.model
         shared = self._shared.get(model)
-        if shared is not None and not shared.broken:
+        if shared is not None and not shared.broken and model in fleet.routes:
             exchange.route = shared.route
             return partial(self._beside, shared), True
-        decided = self.requests.plan(found.prompt, exchange)
+        decided = self.requests.plan(found.prompt, exchange, fleet)
         if await self._decoupled(decided):
             return partial(self._alone, decided), False
         if self.metadata.wants_status:
@@ -303,7 +309,7 @@ class Session:
     def _elsewhere(self, exchange: Exchange, found: Inference, refused: str, error: UpstreamError) -> Plan | None:
         """Where else a request may go than to the endpoint that refused or lost it."""
         try:
-            decided = self.requests.plan(found.prompt, exchange)
+            decided = self.requests.plan(found.prompt, exchange, self.requests.access.view(self.metadata.caller))
         except ApiError:
             return None
         attempts = tuple(attempt for attempt in decided.attempts if attempt.endpoint.id != refused)

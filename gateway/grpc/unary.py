@@ -19,9 +19,9 @@ from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
 from gateway.http.client_response import NOBODY
 from gateway.upstream.base import Engine, UpstreamError
 from router.errors import ApiError
+from router.fleet import FleetView
 from router.kserve import MalformedError, query_view, read_infer, text_of
-from router.plan import Attempt
-from router.prompt import PromptView
+from router.plan import Attempt, Plan
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +62,15 @@ class Unary:
 
     async def infer(self, message: bytes, context: Any) -> bytes:
         """`ModelInfer`."""
-        metadata = ClientMetadata(context, exposes_routing=self._requests.exposes_routing)
+        metadata = self._requests.metadata(context)
         status = INTERNAL
         with Exchange(self._requests.live, _CLIENT) as exchange:
             try:
-                found = read_infer(message, stream=False, otherwise=self._requests.turn())
+                fleet = self._requests.access.view(metadata.caller)
+                found = read_infer(message, stream=False, otherwise=self._requests.turn(), salt=fleet.salt)
+                decided = self._requests.plan(found.prompt, exchange, fleet)
                 answer = await self._ask(
-                    "ModelInfer", message, found.prompt, exchange, metadata, versioned=found.versioned, id_=found.id
+                    "ModelInfer", message, decided, exchange, metadata, versioned=found.versioned, id_=found.id
                 )
                 _place(context, metadata, exchange)
                 status = OK
@@ -88,36 +90,38 @@ class Unary:
         """The handler of a question about a model: any replica of the route answers it."""
 
         async def handle(message: bytes, context: Any) -> bytes:
-            metadata = ClientMetadata(context, exposes_routing=self._requests.exposes_routing)
+            metadata = self._requests.metadata(context)
             with Exchange(self._requests.live, _CLIENT) as exchange:
                 try:
+                    fleet = self._requests.access.view(metadata.caller)
                     name, versioned = text_of(message, 1), bool(text_of(message, 2))
                     if not name and query.method == "ModelStatistics":
-                        return await self._all_statistics(metadata)
-                    prompt = query_view(name, self._requests.turn())
-                    answer = await self._ask(query.method, message, prompt, exchange, metadata, versioned=versioned)
+                        return await self._all_statistics(metadata, fleet)
+                    decided = self._requests.plan(query_view(name, self._requests.turn()), exchange, fleet)
+                    answer = await self._ask(query.method, message, decided, exchange, metadata, versioned=versioned)
                     _place(context, metadata, exchange)
                     return query.named(answer, name)
                 except (ApiError, UpstreamError, MalformedError) as error:
-                    if query.method == "ModelReady" and not isinstance(error, MalformedError):
-                        return b""  # not ready
                     status = status_of(error)
+                    told = isinstance(error, MalformedError) or status.code is StatusCode.UNAUTHENTICATED
+                    if query.method == "ModelReady" and not told:
+                        return b""  # not ready
                     if query.method == "ModelStatistics" and status.code is StatusCode.NOT_FOUND:
                         status = Status(StatusCode.INVALID_ARGUMENT, status.details)  # as Triton has it
                 return await refuse(context, status, metadata, exchange)
 
         return handle
 
-    async def _all_statistics(self, metadata: ClientMetadata) -> bytes:
+    async def _all_statistics(self, metadata: ClientMetadata, fleet: FleetView) -> bytes:
         """The statistics of every route that an engine can tell any of: their entries repeat, so answers add up."""
         answers = []
-        for name in self._requests.fleet.view.routes:
-            prompt = query_view(name, self._requests.turn())
+        for name in tuple(fleet.routes):
             with (
                 contextlib.suppress(ApiError, UpstreamError),
                 Exchange(self._requests.live, _CLIENT) as exchange,
             ):
-                answer = await self._ask("ModelStatistics", b"", prompt, exchange, metadata, versioned=False)
+                decided = self._requests.plan(query_view(name, self._requests.turn()), exchange, fleet)
+                answer = await self._ask("ModelStatistics", b"", decided, exchange, metadata, versioned=False)
                 answers.append(wire.statistics_named(answer, name))
         return b"".join(answers)
 
@@ -125,20 +129,17 @@ class Unary:
         self,
         method: str,
         message: bytes,
-        prompt: PromptView,
+        decided: Plan,
         exchange: Exchange,
         metadata: ClientMetadata,
         *,
         versioned: bool,
         id_: str = "",
     ) -> Awaitable[bytes]:
-        """An engine's answer; `id_` is the client's, of a request to infer. Raises what planning raises at once, the
-        rest when it is awaited.
+        """An engine's answer; `id_` is the client's, of a request to infer.
 
         As few coroutines as can be lie between the RPC and gRPC's server: each is passed through twice per await.
         """
-        requests = self._requests
-        decided = requests.plan(prompt, exchange)
 
         def send(attempt: Attempt, engine: Engine) -> Awaitable[bytes]:
             raw = raw_triton(engine)
@@ -148,7 +149,7 @@ class Unary:
             return call.response()
 
         only_asks = method != "ModelInfer"  # an answer to a question does not show that the model runs
-        return first_willing(exchange, decided, requests.fleet, metadata.request_id, send, relayed=only_asks)
+        return first_willing(exchange, decided, self._requests.fleet, metadata.request_id, send, relayed=only_asks)
 
 
 def _place(context: Any, metadata: ClientMetadata, exchange: Exchange) -> None:

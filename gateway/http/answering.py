@@ -99,6 +99,8 @@ def refuse(response: ClientResponse, error: ApiError, shape: Shape, exchange: Ex
     headers: Headers = (("Content-Type", "application/json"), *placement(exchange))
     if all(name != "x-headrace-route" for name, _ in response.headers):
         headers += (("x-headrace-route", NOBODY),)
+    if error.status == 401:
+        headers += (("WWW-Authenticate", "Bearer"),)
     if error.retry_after is not None:
         headers += (("Retry-After", str(error.retry_after)),)
     response.send(error.status, headers, shape(error))

@@ -1,8 +1,8 @@
 """The OpenAI API: from an HTTP request to a dispatched plan.
 
-Each request goes one way through the corridor: read the body, view the prompt, plan, dispatch. Whatever is wrong on the
-way is raised and answered by the frame around it (`gateway.http.answering`), in OpenAI's error shape; once an answer
-has begun, the relay itself tells the client within the stream.
+Each request goes one way through the corridor: find out whose it is, read the body, view the prompt, plan, dispatch.
+Whatever is wrong on the way is raised and answered by the frame around it (`gateway.http.answering`), in OpenAI's error
+shape; once an answer has begun, the relay itself tells the client within the stream.
 """
 
 import time
@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from gateway.access import Access
 from gateway.dispatch import ClientRequest, OpenAnswer, open_answer, relay
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
@@ -17,18 +18,20 @@ from gateway.http.answering import Answering, refuse
 from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.connection import Request
 from gateway.http.errors import error_body
-from gateway.http.kserve import KServeFront
+from gateway.http.kserve import OPEN_PATHS, KServeFront, kserve_body
 from gateway.http.passed_headers import TRACE_CONTEXT, passed_headers
 from gateway.http.pings import ping
 from gateway.http.placement import placement
 from gateway.http.request_head import RequestHead
+from gateway.kserve import API as KSERVE
 from gateway.metrics import Metrics
 from gateway.relay.accounting import Account
 from gateway.request_ids import is_request_id, new_request_id
 from router.errors import ApiError
-from router.fleet import Route
+from router.fleet import FleetView, Route
 from router.plan import plan
-from router.prompt import Api, read_fields, read_prompt
+from router.prompt import Api, isolate, read_fields, read_prompt
+from router.tenants import Digest
 from router.timeouts import TIMEOUTS_HEADER, read_timeouts
 
 _APIS: dict[str, Api] = {
@@ -43,15 +46,23 @@ class Front:
     """The handler of the client-facing HTTP server."""
 
     def __init__(
-        self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics, body_limit: int, *, exposes_routing: bool
+        self,
+        fleet: LiveFleet,
+        access: Access,
+        live: LiveExchanges,
+        metrics: Metrics,
+        body_limit: int,
+        *,
+        exposes_routing: bool,
     ) -> None:
         self._fleet = fleet
+        self._access = access
         self._live = live
         self._metrics = metrics
         self._body_limit = body_limit
         self._exposes_routing = exposes_routing
         self._started = int(time.time())
-        self._kserve = KServeFront(fleet, live, metrics)
+        self._kserve = KServeFront(fleet, access, live, metrics)
 
     async def handle(self, request: Request) -> ClientResponse:
         """Answer one request."""
@@ -63,31 +74,51 @@ class Front:
         response = ClientResponse(request.connection, head, headers, exposes_routing=self._exposes_routing)
         path = head.path
         api = _APIS.get(path)
+        kserve = path == "/v2" or path.startswith("/v2/")
+        caller = self._access.caller(head.headers)
+        try:
+            if head.raw_path not in OPEN_PATHS:
+                self._access.view(caller)
+        except ApiError as error:
+            shape = kserve_body if kserve else error_body
+            with Answering(self._live, self._metrics, KSERVE if kserve else api, request_id, response, shape):
+                raise error
+            return response
         if api is not None:
             if _allows("POST", head, response):
-                await self._generate(api, request, request_id, response)
+                await self._generate(api, request, request_id, caller, response)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             if _allows("GET", head, response):
-                self._models(path, response)
-        elif path == "/v2" or path.startswith("/v2/"):
-            await self._kserve.handle(request, request_id, response)
+                self._models(path, self._access.view(caller), response)
+        elif kserve:
+            await self._kserve.handle(request, request_id, caller, response)
         else:
             refuse(response, ApiError(404, f"There is no {path[:200]!r} here.", code="unknown_url"), error_body)
         return response
 
-    async def _generate(self, api: Api, request: Request, request_id: str, response: ClientResponse) -> None:
+    async def _generate(
+        self, api: Api, request: Request, request_id: str, caller: Digest, response: ClientResponse
+    ) -> None:
         with Answering(self._live, self._metrics, api, request_id, response, error_body) as exchange:
-            answer = await self._open(api, request, request_id, exchange, response)
+            answer = await self._open(api, request, request_id, caller, exchange, response)
             await relay(exchange, response, answer, self._fleet)
 
     async def _open(
-        self, api: Api, request: Request, request_id: str, exchange: Exchange, response: ClientResponse
+        self,
+        api: Api,
+        request: Request,
+        request_id: str,
+        caller: Digest,
+        exchange: Exchange,
+        response: ClientResponse,
     ) -> OpenAnswer:
         """Read, view, plan, and get an engine to answer. The body is let go of on return."""
         fields = read_fields(await self._read_body(request))
         headers = request.head.headers
+        view = self._access.view(caller)
+        exchange.tenant = view.tenant
+        isolate(fields, view.salt)
         prompt = read_prompt(api, fields, headers.get("x-session-id"))
-        view = self._fleet.view
         if prompt.model in view.routes:  # else it is counted under no name that a client makes up
             exchange.route = prompt.model
             response.headers += (("x-headrace-route", exchange.route),)
@@ -112,15 +143,15 @@ class Front:
         request.body.begin(self._body_limit)
         return await request.body.collect()
 
-    def _models(self, path: str, response: ClientResponse) -> None:
+    def _models(self, path: str, view: FleetView, response: ClientResponse) -> None:
         """The routes as OpenAI's model list, each with what its engine says of the model."""
         name = path.removeprefix("/v1/models").removeprefix("/")
         if not name:
-            entries = [self._model(route) for route in self._fleet.view.routes.values()]
+            entries = [self._model(route) for route in view.routes.values()]
             body = msgspec.json.encode({"object": "list", "data": entries})
         else:
             try:
-                body = msgspec.json.encode(self._model(self._fleet.view.route(name)))
+                body = msgspec.json.encode(self._model(view.route(name)))
             except ApiError as error:
                 refuse(response, error, error_body)
                 return

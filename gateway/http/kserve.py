@@ -14,6 +14,7 @@ from importlib.metadata import version
 
 import msgspec
 
+from gateway.access import Access
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.http.answering import Answering, refuse
@@ -30,8 +31,10 @@ from gateway.metrics import Metrics
 from gateway.upstream.base import UpstreamError
 from gateway.upstream.collected import Collected
 from router.errors import ApiError, invalid
+from router.fleet import FleetView
 from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
 from router.plan import Plan, plan
+from router.tenants import Digest
 from router.timeouts import TIMEOUTS_HEADER, read_timeouts
 
 PASSED_REQUEST_HEADERS = (
@@ -54,6 +57,8 @@ PASSED_RESPONSE_HEADERS = frozenset(
         "retry-after",
     }
 )
+OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
+"""Answered to anybody: what probes ask has no key with it."""
 _JSON = ("Content-Type", "application/json")
 
 
@@ -72,44 +77,45 @@ class _Statistics(msgspec.Struct):
 class KServeFront:
     """Answers everything under `/v2`."""
 
-    def __init__(self, fleet: LiveFleet, live: LiveExchanges, metrics: Metrics) -> None:
+    def __init__(self, fleet: LiveFleet, access: Access, live: LiveExchanges, metrics: Metrics) -> None:
         self._fleet = fleet
+        self._access = access
         self._live = live
         self._metrics = metrics
         self._turns = itertools.count()
 
-    async def handle(self, request: Request, request_id: str, response: ClientResponse) -> None:
-        """Answer one request."""
+    async def handle(self, request: Request, request_id: str, caller: Digest, response: ClientResponse) -> None:
+        """Answer one request; of `OPEN_PATHS`, anybody's."""
         path = request.head.raw_path
         asked = parse(path) if path != "/v2/models/stats" else None
         if asked is not None:
             if request.head.method != METHODS[asked.operation]:
                 _refuse_method(response, METHODS[asked.operation])
             else:
-                await self._pass_on(asked, request, request_id, response)
+                await self._pass_on(asked, request, request_id, caller, response)
         elif path == "/v2/models/stats" and request.head.method == "GET":
-            await self._statistics(request_id, response)
+            await self._statistics(request_id, self._access.view(caller), response)
         elif path == "/v2/repository/index":
             if request.head.method != "POST":
                 _refuse_method(response, "POST")
             else:
-                await self._index(request, response)
+                await self._index(request, self._access.view(caller), response)
         elif (reason := why_unsupported(path)) is not None:
-            refuse(response, ApiError(501, reason), _body)
+            refuse(response, ApiError(501, reason), kserve_body)
         else:
             self._own(path, request, response)
 
-    async def _statistics(self, request_id: str, response: ClientResponse) -> None:
+    async def _statistics(self, request_id: str, fleet: FleetView, response: ClientResponse) -> None:
         """The statistics of every route's model, each from one of its endpoints, under the route's name."""
         found: list[dict[str, msgspec.Raw]] = []
-        for name in tuple(self._fleet.view.routes):
+        for name in tuple(fleet.routes):
             asked = ModelPath(name, "", "stats")
             kept = Collected()
             with (
                 Exchange(self._live, response) as exchange,
                 contextlib.suppress(UpstreamError, ApiError, msgspec.MsgspecError),
             ):
-                decided = _over_http(plan(view(name, Opening(), None, 0), self._fleet.view))
+                decided = _over_http(plan(view(name, Opening(), None, 0), fleet))
                 sending = Sending(asked, "GET", request_id, [], b"", None)
                 answer = await open_answer(exchange, decided, sending, self._fleet)
                 if answer.error_body is None:
@@ -118,7 +124,7 @@ class KServeFront:
                     found += [{**entry, "name": msgspec.Raw(msgspec.json.encode(name))} for entry in entries]
         _send_own(response, 200, msgspec.json.encode({"model_stats": found}))
 
-    async def _index(self, request: Request, response: ClientResponse) -> None:
+    async def _index(self, request: Request, fleet: FleetView, response: ClientResponse) -> None:
         """The routes that have Triton behind them, as a repository's models."""
         try:
             body = request.body
@@ -126,11 +132,11 @@ class KServeFront:
             said = await _read_ahead(body)
             only_ready = bool(said) and msgspec.json.decode(said, type=_IndexRequest).ready
         except msgspec.MsgspecError as error:
-            refuse(response, ApiError(500, f"failed to parse the request JSON buffer: {error}"), _body)
+            refuse(response, ApiError(500, f"failed to parse the request JSON buffer: {error}"), kserve_body)
         except ApiError as error:
-            refuse(response, error, _body)
+            refuse(response, error, kserve_body)
         else:
-            models = repository_index(self._fleet.view, "http", only_ready=only_ready)
+            models = repository_index(fleet, "http", only_ready=only_ready)
             _send_own(response, 200, msgspec.json.encode(models))
 
     def _own(self, path: str, request: Request, response: ClientResponse) -> None:
@@ -145,27 +151,32 @@ class KServeFront:
         else:
             answer = None
         if answer is None:
-            refuse(response, ApiError(404, "Not Found"), _body)
+            refuse(response, ApiError(404, "Not Found"), kserve_body)
         elif request.head.method != "GET":
             _refuse_method(response, "GET")
         else:
             _send_own(response, *answer)
 
-    async def _pass_on(self, asked: ModelPath, request: Request, request_id: str, response: ClientResponse) -> None:
+    async def _pass_on(
+        self, asked: ModelPath, request: Request, request_id: str, caller: Digest, response: ClientResponse
+    ) -> None:
         api = API if asked.operation in GENERATING else None
-        with Answering(self._live, self._metrics, api, request_id, response, _body) as exchange:
+        with Answering(self._live, self._metrics, api, request_id, response, kserve_body) as exchange:
             request.body.begin(BODY_LIMIT)
-            await self._relay(asked, request, request_id, exchange, response)
+            await self._relay(asked, request, request_id, caller, exchange, response)
 
     async def _relay(
         self,
         asked: ModelPath,
         request: Request,
         request_id: str,
+        caller: Digest,
         exchange: Exchange,
         response: ClientResponse,
     ) -> None:
-        if asked.model not in self._fleet.view.routes:
+        fleet = self._access.view(caller)
+        exchange.tenant = fleet.tenant
+        if asked.model not in fleet.routes:
             raise _unknown(asked)
         body = request.body
         start = await _read_ahead(body)
@@ -174,11 +185,12 @@ class KServeFront:
             opening, turn = _opening(asked, request, start), next(self._turns)
             if (asked_timeouts := request.head.headers.get(TIMEOUTS_HEADER)) is not None:
                 exchange.asked_timeouts = read_timeouts(asked_timeouts)
-        prompt = view(asked.model, opening, request.head.headers.get("x-session-id"), turn)
+        fleet = self._access.view(caller)  # it may have changed while the body came
+        prompt = view(asked.model, opening, request.head.headers.get("x-session-id"), turn, fleet.salt)
         exchange.route = asked.model
         response.headers += (("x-headrace-route", exchange.route),)
         try:
-            decided = _over_http(plan(prompt, self._fleet.view))
+            decided = _over_http(plan(prompt, fleet))
         except ApiError:
             if asked.operation == "ready":
                 raise _unknown(asked) from None
@@ -203,7 +215,7 @@ class KServeFront:
         except UpstreamError as error:
             self._fleet.failed(answer.attempt, error)
             if head.events:
-                response.write(b"data: %b\n\n" % _body(as_api_error(error)))
+                response.write(b"data: %b\n\n" % kserve_body(as_api_error(error)))
                 response.finish()
             else:
                 response.abort()
@@ -250,7 +262,8 @@ def _unknown(asked: ModelPath) -> ApiError:
     return ApiError(404, f"Request for unknown model: '{asked.model}' is not found")
 
 
-def _body(error: ApiError) -> bytes:
+def kserve_body(error: ApiError) -> bytes:
+    """An error in Triton's shape."""
     return msgspec.json.encode(_Error(error.message))
 
 
@@ -261,4 +274,4 @@ def _send_own(response: ClientResponse, status: int, body: bytes) -> None:
 
 
 def _refuse_method(response: ClientResponse, method: str) -> None:
-    response.send(405, (_JSON, ("Allow", method)), _body(ApiError(405, "Method Not Allowed")))
+    response.send(405, (_JSON, ("Allow", method)), kserve_body(ApiError(405, "Method Not Allowed")))

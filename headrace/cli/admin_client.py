@@ -127,7 +127,7 @@ class AdminClient:
 
 
 def escaped(name: str) -> str:
-    """An endpoint's or route's name as one segment of a path. Raises `AdminError` for an empty one."""
+    """A name as one segment of a path. Raises `AdminError` for an empty one."""
     if not name:
         raise AdminError("The name is empty.")
     return quote(name, safe="")

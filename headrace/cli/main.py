@@ -20,6 +20,8 @@ _COMMANDS = {
     "schema": ("headrace.cli.schema", "schema"),
     "endpoints": ("headrace.cli.endpoints", "endpoints_app"),
     "routes": ("headrace.cli.routes", "routes_app"),
+    "tenants": ("headrace.cli.tenants", "tenants_app"),
+    "keys": ("headrace.cli.keys", "keys_app"),
     "bench": ("headrace.cli.bench", "bench"),
 }
 

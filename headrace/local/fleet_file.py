@@ -12,6 +12,7 @@ from headrace.local.llm import CHAT_TEMPLATE, MODEL_NAME
 from headrace.local.parts import TritonPorts
 from headrace.local.ports import LOOPBACK
 from router.spec.fleet import (
+    AuthSpec,
     ChatTemplateSpec,
     EndpointSpec,
     FleetSpec,
@@ -66,7 +67,10 @@ def fleet_spec(ports: FleetPorts) -> FleetSpec:
         },
         routes=dict(ROUTES),
         gateway=GatewaySpec(
-            http=f"{LOOPBACK}:{ports.http}", grpc=f"{LOOPBACK}:{ports.grpc}", admin=f"{LOOPBACK}:{ports.admin}"
+            http=f"{LOOPBACK}:{ports.http}",
+            grpc=f"{LOOPBACK}:{ports.grpc}",
+            admin=f"{LOOPBACK}:{ports.admin}",
+            auth=AuthSpec(anonymous="allow"),
         ),
     )
 

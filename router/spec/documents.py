@@ -1,9 +1,9 @@
 """Fleet documents: the pieces of a fleet that sources publish and gateways merge.
 
-A fleet is kept as small documents of three families: endpoints, pools, routes. Every document names the **source**
-that wrote it; a source replaces only its own documents. Where several sources describe the same id, the fields they set
-are laid over one another in the order file < discovery < operator < cli, so an operator's `drain` on an endpoint is one
-small document that survives every rewrite of the file underneath.
+A fleet is kept as small documents of four families: endpoints, pools, routes, tenants. Every document names the
+**source** that wrote it; a source replaces only its own documents. Where several sources describe the same id, the
+fields they set are laid over one another in the order file < discovery < operator < cli, so an operator's `drain` on an
+endpoint is one small document that survives every rewrite of the file underneath.
 """
 
 from typing import Literal
@@ -12,10 +12,10 @@ import msgspec
 
 from router.spec.fleet import EndpointSpec, FleetSpec, Spec
 
-Family = Literal["endpoints", "pools", "routes"]
+Family = Literal["endpoints", "pools", "routes", "tenants"]
 Source = Literal["file", "discovery", "operator", "cli"]
 
-FAMILIES: tuple[Family, ...] = ("endpoints", "pools", "routes")
+FAMILIES: tuple[Family, ...] = ("endpoints", "pools", "routes", "tenants")
 SOURCES: tuple[Source, ...] = ("file", "discovery", "operator", "cli")
 """From weakest to strongest."""
 
@@ -52,6 +52,7 @@ def file_documents(fleet: FleetSpec, *, content_hash: str) -> list[Document]:
         return Document(family=family, id=id_, source="file", generation=1, spec=raw, content_hash=content_hash)
 
     documents = [document("routes", name, route) for name, route in fleet.routes.items()]
+    documents += [document("tenants", name, tenant) for name, tenant in fleet.tenants.items()]
     for name, pool in fleet.pools.items():
         documents.append(document("pools", name, msgspec.structs.replace(pool, endpoints=[])))
         for endpoint in pool.endpoints:

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 
 from router.spec.units import (
     BaseUrl,
+    Date,
     Duration,
     DurationOrOff,
     FleetName,
@@ -22,6 +23,7 @@ from router.spec.units import (
     Percent,
     PercentOrOff,
     RedisUrl,
+    Sha256,
     Size,
 )
 
@@ -194,6 +196,29 @@ class RouteSpec(Spec, frozen=True, kw_only=True):
     retention: RetentionSpec | None = None
 
 
+class KeySpec(Spec, frozen=True, kw_only=True):
+    """An API key, known by its hash only."""
+
+    sha256: Sha256
+    """SHA-256 of the key, as `headrace keys new` and `headrace keys hash` print it."""
+    name: Name | None = None
+    """Tells the tenant's keys apart in listings."""
+    expires: Date | None = None
+    """The last day, in UTC, on which the key is taken."""
+
+
+class TenantSpec(Spec, frozen=True, kw_only=True):
+    """Somebody who may call the gateway, and what for."""
+
+    keys: list[KeySpec] = field(default_factory=list)
+    """Any number of them counts at a time: a key is changed by having the old and the new one for a while."""
+    routes: list[Name] = field(default_factory=list)
+    """The routes that the tenant may see and call; empty for all of them."""
+    isolated: bool = True
+    """Prompts of the tenant share no cached prefix with those of others, who could find out by the time to the first
+    token what had been asked before. The gateway sends `cache_salt` to engines of protocol `openai`."""
+
+
 class RedisSpec(Spec, frozen=True, kw_only=True):
     """Where the shared state lives."""
 
@@ -209,6 +234,14 @@ class RetrySpec(Spec, frozen=True, kw_only=True):
     """Retries that are allowed whatever the share. With a budget of `0%` and none of these nothing is retried."""
 
 
+class AuthSpec(Spec, frozen=True, kw_only=True):
+    """Who may call besides the tenants."""
+
+    anonymous: Literal["allow", "deny"] = "deny"
+    """What becomes of requests without an API key. Where there are no tenants at all, `allow` lets every key pass, too:
+    clients' libraries insist on sending one."""
+
+
 class GatewaySpec(Spec, frozen=True, kw_only=True):
     """Listening addresses and limits of a gateway process."""
 
@@ -219,6 +252,7 @@ class GatewaySpec(Spec, frozen=True, kw_only=True):
     body_limit: Size = "32MiB"
     """Largest request body taken on `/v1`."""
     retry: RetrySpec = field(default_factory=RetrySpec)
+    auth: AuthSpec = field(default_factory=AuthSpec)
     expose_routing: bool = True
     """Tell clients in `x-headrace-*` headers where their requests went and why."""
 
@@ -231,4 +265,5 @@ class FleetSpec(Spec, frozen=True, kw_only=True):
     redis: RedisSpec | None = None
     pools: dict[Name, PoolSpec] = field(default_factory=dict)
     routes: dict[Name, RouteSpec] = field(default_factory=dict)
+    tenants: dict[Name, TenantSpec] = field(default_factory=dict)
     gateway: GatewaySpec = field(default_factory=GatewaySpec)

@@ -15,6 +15,7 @@ from router.spec.fleet import (
     GatewaySpec,
     PoolSpec,
     RouteSpec,
+    TenantSpec,
     TimeoutSpec,
 )
 from router.spec.units import host_and_port, seconds
@@ -54,6 +55,7 @@ def findings(fleet: FleetSpec, pools: Collection[str]) -> Iterator[Finding]:
         yield Finding((), "no routes: nothing is served until one is set from elsewhere", warning=True)
     else:
         yield from _unused_pools(fleet)
+    yield from _tenants(fleet)
     yield from listeners(fleet.gateway)
 
 
@@ -189,6 +191,38 @@ def _unused_pools(fleet: FleetSpec) -> Iterator[Finding]:
     for name in fleet.pools:
         if name not in used:
             yield Finding(("pools", name), "no route leads to it", warning=True)
+
+
+def _tenants(fleet: FleetSpec) -> Iterator[Finding]:
+    holders: dict[str, str] = {}
+    for name, tenant in fleet.tenants.items():
+        path: Path = ("tenants", name)
+        yield from tenant_findings(path, tenant, fleet.routes)
+        for index, key in enumerate(tenant.keys):
+            holder = holders.setdefault(key.sha256, name)
+            if holder != name:
+                yield Finding((*path, "keys", index, "sha256"), f"this key is tenant {holder}'s already")
+    if not fleet.tenants and fleet.gateway.auth.anonymous == "deny":
+        message = (
+            "nobody may call it: list `tenants` (`headrace keys new` makes a key), or write "
+            "`auth: {anonymous: allow}` where the network can be trusted"
+        )
+        yield Finding(("gateway",), message, warning=True)
+
+
+def tenant_findings(path: Path, tenant: TenantSpec, routes: Collection[str]) -> Iterator[Finding]:
+    """Everything about the tenant at `path`. `routes` are the names there are; others may come later."""
+    seen: set[str] = set()
+    for index, key in enumerate(tenant.keys):
+        if key.sha256 in seen:
+            yield Finding((*path, "keys", index, "sha256"), "this key is listed twice")
+        seen.add(key.sha256)
+    if not tenant.keys:
+        yield Finding(path, "no keys: nobody can call as this tenant", warning=True)
+    for index, name in enumerate(tenant.routes):
+        if name not in routes:
+            message = f"no route is named {name}{did_you_mean(name, routes)}"
+            yield Finding((*path, "routes", index), message, warning=True)
 
 
 def route_findings(path: Path, route: RouteSpec, pools: Collection[str]) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ when a document is decoded, so code that receives one of these strings can conve
 """
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated
 
 from msgspec import Meta
@@ -31,6 +32,8 @@ HOST_PORT_PATTERN = rf"^{_HOST}{_PORT}{END}"
 HTTP_URL_PATTERN = rf"^{_SERVER_URL}(/{_PATH})?{END}"
 BASE_URL_PATTERN = rf"^{_SERVER_URL}(?!({_PATH})/v1/?$)(/{_PATH})?{END}"
 NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}{END}"
+SHA256_PATTERN = rf"^[0-9a-f]{{64}}{END}"
+DATE_PATTERN = rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}{END}"
 FLEET_NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,62}}{END}"
 # Of the options the Redis client would take from a URL only these are allowed: one it does not know ends the gateway,
 # and others would undo its deadlines.
@@ -59,6 +62,8 @@ BaseUrl = Annotated[
     str, Meta(pattern=BASE_URL_PATTERN, description="http://HOST:PORT, without the /v1 that the gateway adds.")
 ]
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="Letters, digits and . _ / -, 128 at most.")]
+Sha256 = Annotated[str, Meta(pattern=SHA256_PATTERN, description="64 hex digits, lower case.")]
+Date = Annotated[str, Meta(pattern=DATE_PATTERN, description="A day: 2027-01-31.")]
 FleetName = Annotated[str, Meta(pattern=FLEET_NAME_PATTERN, description="Letters, digits and . _ -, 63 at most.")]
 RedisUrl = Annotated[
     str,
@@ -97,6 +102,11 @@ def size_bytes(size: str) -> int:
     """Bytes in a `Size`."""
     number, unit = _split(size)
     return int(number) * _BYTES[unit]
+
+
+def end_of_day(date: str) -> float:
+    """The Unix time at which a `Date` ends, in UTC. Raises ValueError for a day that no calendar has."""
+    return datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp() + 86_400
 
 
 def host_and_port(address: str) -> tuple[str | None, int]:

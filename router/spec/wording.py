@@ -5,7 +5,8 @@ and adds what a pattern cannot say: a port has an upper end, `[1:2]` is no IPv6 
 request. Files (`router.spec.strict`), environment variables and the admin API share it, so all are held to the same
 rules.
 
-A value is repeated in a sentence only where it cannot hold a secret: never the Redis URL, no URL with a user name.
+A value is repeated in a sentence only where it cannot hold a secret: never the Redis URL, no URL with a user name, no
+hash of a key, in whose place the key itself may stand.
 """
 
 import difflib
@@ -38,6 +39,8 @@ _LISTEN = pattern_of(units.ListenAddress)
 _HOST_PORT = pattern_of(units.HostPort)
 _HTTP_URLS = (pattern_of(units.HttpUrl), pattern_of(units.BaseUrl))
 _NAME = pattern_of(units.Name)
+_SHA256 = pattern_of(units.Sha256)
+_DATE = pattern_of(units.Date)
 _FLEET_NAME = pattern_of(units.FleetName)
 _REDIS_URL = pattern_of(units.RedisUrl)
 
@@ -73,6 +76,8 @@ def text_fault(value: str, pattern: str | None) -> str | None:
         return _shape_fault(value, pattern)
     if pattern in _DURATIONS and units.seconds(value) == 0:
         return "must be longer than zero" + ("; write off for no limit" if pattern == _DURATIONS[1] else "")
+    if pattern == _DATE:
+        return _date_fault(value)
     if pattern == _SIZE and units.size_bytes(value) == 0:
         return "must be larger than zero"
     if pattern in (_LISTEN, _HOST_PORT):
@@ -151,7 +156,19 @@ def _shape_fault(value: str, pattern: str) -> str:
     if pattern in (_NAME, _FLEET_NAME):
         signs, most = (". _ / -", 128) if pattern == _NAME else (". _ -", 63)
         return f"{shown(value)} is not a name: letters, digits and {signs}, first a letter or digit, {most} at most"
+    if pattern == _SHA256:
+        return "expected the 64 hex digits, lower case, that `headrace keys hash` prints of a key; never the key itself"
+    if pattern == _DATE:
+        return f"{shown(value)} is not a day: write it like 2027-01-31"
     return f"does not match {pattern}"
+
+
+def _date_fault(value: str) -> str | None:
+    try:
+        units.end_of_day(value)
+    except ValueError:
+        return f"{value} is in no calendar"
+    return None
 
 
 def _duration_fault(value: str, *, or_off: bool) -> str:

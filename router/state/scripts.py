@@ -1,6 +1,6 @@
 """The server-side half of every write, in Lua, so that a write and its announcement are one atomic step.
 
-Every script takes the same keys in the same order, the hashes of the three families and the stream `changes`, which
+Every script takes the same keys in the same order, the hashes of all families and, last, the stream `changes`, which
 share one hash tag and so one cluster slot. Types are checked before the first write: Lua's writes are not rolled back,
 and a script that found a wrong type half-way would leave half a write behind.
 
@@ -12,8 +12,10 @@ Besides documents (field `<source>/<id>`, value a JSON document) a family's hash
 """
 
 PRELUDE = """
-for i = 1, 4 do
-  local kind, wanted = redis.call('TYPE', KEYS[i]).ok, i < 4 and 'hash' or 'stream'
+local families = #KEYS - 1
+local changes = KEYS[#KEYS]
+for i = 1, #KEYS do
+  local kind, wanted = redis.call('TYPE', KEYS[i]).ok, i <= families and 'hash' or 'stream'
   if kind ~= 'none' and kind ~= wanted then
     return redis.error_reply('WRONGTYPE the key ' .. KEYS[i] .. ' holds a ' .. kind .. ' instead of a ' .. wanted)
   end
@@ -31,8 +33,8 @@ local function remove(key, source, kept)
   end
 end
 local function announce(operation, family, field)
-  for i = 1, 3 do redis.call('HSETNX', KEYS[i], '@epoch', ARGV[1]) end
-  return redis.call('XADD', KEYS[4], 'MAXLEN', '~', '1000', '*', 'operation', operation,
+  for i = 1, families do redis.call('HSETNX', KEYS[i], '@epoch', ARGV[1]) end
+  return redis.call('XADD', changes, 'MAXLEN', '~', '1000', '*', 'operation', operation,
                     'family', family, 'field', field)
 end
 """
@@ -40,7 +42,7 @@ end
 PUT = (
     PRELUDE
     + """
--- ARGV: new epoch, family (1-3), field, value. Returns the change's id, or '' if what is stored is as new or newer.
+-- ARGV: new epoch, family (its number), field, value. Returns the change's id, or '' if what is stored is as new.
 local key = KEYS[tonumber(ARGV[2])]
 local stored = redis.call('HGET', key, ARGV[3])
 if stored and stored ~= ARGV[4] and generation(stored) >= generation(ARGV[4]) then return '' end
@@ -52,7 +54,7 @@ return announce('put', ARGV[2], ARGV[3])
 DELETE = (
     PRELUDE
     + """
--- ARGV: new epoch, family (1-3), field. Returns the change's id.
+-- ARGV: new epoch, family (its number), field. Returns the change's id.
 redis.call('HDEL', KEYS[tonumber(ARGV[2])], ARGV[3])
 return announce('delete', ARGV[2], ARGV[3])
 """
@@ -65,17 +67,18 @@ REPLACE_SOURCE = (
 -- Returns the change's id, or '' if a later publication is there.
 local source, mark = ARGV[2], ARGV[3]
 if ARGV[4] ~= '1' then
-  for i = 1, 3 do
+  for i = 1, families do
     if published(redis.call('HGET', KEYS[i], '@' .. source)) > published(mark) then return '' end
   end
 end
-local kept = {{}, {}, {}}
+local kept = {}
+for family = 1, families do kept[family] = {} end
 for i = 5, #ARGV, 3 do
   local family = tonumber(ARGV[i])
   kept[family][ARGV[i + 1]] = true
   redis.call('HSET', KEYS[family], ARGV[i + 1], ARGV[i + 2])
 end
-for family = 1, 3 do
+for family = 1, families do
   remove(KEYS[family], source, kept[family])
   redis.call('HSET', KEYS[family], '@' .. source, mark)
 end
@@ -90,7 +93,7 @@ RESTORE = (
 -- ARGV: new epoch, id of the last change the follower saw, number of marks, then (family, source, mark) repeated,
 -- then (family, source, field, value) repeated. Returns how many documents were written.
 local deleted = {}
-for _, entry in ipairs(redis.call('XRANGE', KEYS[4], '(' .. ARGV[2], '+')) do
+for _, entry in ipairs(redis.call('XRANGE', changes, '(' .. ARGV[2], '+')) do
   local change = entry[2]
   deleted[(change[4] or '') .. ' ' .. (change[6] or '')] = change[2] == 'delete' or nil
 end
@@ -119,7 +122,7 @@ for i = first, #ARGV, 4 do
     written = written + 1
   end
 end
-for i = 1, 3 do
+for i = 1, families do
   if redis.call('HEXISTS', KEYS[i], '@epoch') == 0 then written = written + 1 end
 end
 if written > 0 then announce('restore', '', '') end

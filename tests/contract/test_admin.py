@@ -20,6 +20,7 @@ from gateway.admin.app import BODY_LIMIT, admin_app
 from gateway.admin.view import Lifecycle, Workers, no_requests_left
 from headrace.cli.endpoints import endpoints_app
 from headrace.cli.routes import routes_app
+from headrace.cli.tenants import tenants_app
 from router.fleet import Endpoint, FleetView, compile_view
 from router.merge import MergedFleet, merge
 from router.spec.documents import Document, file_documents
@@ -113,7 +114,7 @@ async def refused(gateway: Gateway, method: str, path: str, body: Any = None) ->
 
 async def headrace(gateway: Gateway, *arguments: str, token: str | None = None) -> Result:
     """The command, in a thread: the gateway it talks to lives on this event loop."""
-    app = {"endpoints": endpoints_app, "routes": routes_app}[arguments[0]]
+    app = {"endpoints": endpoints_app, "routes": routes_app, "tenants": tenants_app}[arguments[0]]
     environment = {"HEADRACE_ADMIN": gateway.url, "HEADRACE_ADMIN_TOKEN": token}
     return await asyncio.to_thread(CliRunner().invoke, app, arguments[1:], env=environment)
 
@@ -456,4 +457,47 @@ async def test_a_command_that_fails_says_why_in_one_sentence_and_exits_with_1(
     result = await headrace(gateway, *line.split())
     assert (result.exit_code, result.stdout) == (1, "")
     assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+async def test_a_tenant_is_set_listed_and_removed_with_its_keys_as_hashes_only(gateway: Gateway) -> None:
+    first, second = "a" * 64, "b" * 64
+    key = f"{{sha256: '{first}', name: ci, expires: 2027-01-31}}"
+    result = await headrace(gateway, "tenants", "set", "org/search", "--key", key, "--key", second, "--route", "r")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "Tenant org/search has 2 keys and may call r.\n"
+    assert gateway.fleet.keys.tenant_of(bytes.fromhex(first), 0.0) == "org/search"
+    assert set(gateway.fleet.tenants["org/search"].routes) == {"r"}
+    (row,) = json.loads((await headrace(gateway, "tenants", "list", "--json")).stdout)
+    assert row == {
+        "name": "org/search",
+        "keys": [{"sha256": first, "name": "ci", "expires": "2027-01-31"}, {"sha256": second}],
+        "routes": ["r"], "isolated": True, "sources": ["cli"], "problem": None,
+    }  # fmt: skip
+    assert "ci (to 2027-01-31), bbbbbbbb" in (await headrace(gateway, "tenants", "list")).stdout
+    for line, said in (("routes remove r", "comes from file"), ("tenants remove org/search", "")):
+        assert said in (await headrace(gateway, *line.split())).stderr
+    assert gateway.fleet.tenants == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["set", "t", "--key", "hr-secret"], "never the key itself"),
+        (["set", "t", "--key", "{sha256: x"], "is no key as `headrace keys new` prints it"),
+        (["set", "t", "--key", "a" * 64, "--route", "rr"], "no route is named rr; did you mean r?"),
+        (["set", "t", "--key", "a" * 64, "--key", "a" * 64], "listed twice"),
+        (["set", "t", "--key", "c" * 64], "tenant taken's already"),
+        (["set", "a b", "--key", "a" * 64], "is not a name"),
+        (["remove", "nobody"], "There is no tenant 'nobody'. There are: taken."),
+    ],
+)
+async def test_a_tenant_that_cannot_be_is_refused_with_a_reason(
+    gateway: Gateway, arguments: list[str], said: str
+) -> None:
+    assert (await headrace(gateway, "tenants", "set", "taken", "--key", "c" * 64)).exit_code == 0
+    result = await headrace(gateway, "tenants", *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert said in result.stderr
+    assert "hr-secret" not in result.stderr
     assert result.stderr.count("\n") == 1

@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.spec.fleet import FleetSpec, GatewaySpec
-from tests.harness import DONE, ONE, STREAM, EngineConnection, ScriptedEngine, free_port
+from tests.harness import DONE, ONE, OPEN, STREAM, EngineConnection, ScriptedEngine, free_port
 
 WORKERS = 2
 
@@ -140,8 +140,9 @@ async def command(
     addresses = addresses or GatewaySpec(
         http=f"127.0.0.1:{free_port()}", admin=f"127.0.0.1:{free_port()}", grpc=f"127.0.0.1:{free_port()}"
     )
+    gateway = msgspec.structs.replace(addresses, auth=OPEN)
     file, log = folder / "fleet.yaml", folder / "log"
-    file.write_text(yaml.safe_dump(msgspec.to_builtins(msgspec.structs.replace(spec, gateway=addresses))))
+    file.write_text(yaml.safe_dump(msgspec.to_builtins(msgspec.structs.replace(spec, gateway=gateway))))
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "headrace", "gateway", "--config", str(file), "--workers", str(workers)),

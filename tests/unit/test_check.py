@@ -49,7 +49,7 @@ def test_a_file_can_come_from_standard_input() -> None:
 
 def test_a_warning_does_not_fail_the_check(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
-    file.write_text("fleet: demo\n")
+    file.write_text("fleet: demo\ngateway: {auth: {anonymous: allow}}\n")
     code, output = run("check", str(file))
     assert code == 0
     assert output.splitlines() == [

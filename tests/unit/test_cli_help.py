@@ -23,7 +23,22 @@ def test_the_version_is_that_of_the_distribution_and_tells_whether_the_relay_is_
 
 @pytest.mark.parametrize(
     "command",
-    ["", "up", "gateway", "check", "schema", "endpoints", "endpoints list", "endpoints add", "routes", "routes set"],
+    [
+        "",
+        "up",
+        "gateway",
+        "check",
+        "schema",
+        "endpoints",
+        "endpoints list",
+        "endpoints add",
+        "routes",
+        "routes set",
+        "tenants",
+        "tenants set",
+        "keys",
+        "keys new",
+    ],
 )
 def test_every_command_explains_itself_in_short_and_in_long_and_offers_no_completion(command: str) -> None:
     text = run(*command.split(), "-h")

@@ -20,6 +20,7 @@ pools:
     chat_template: {file: templates/t.jinja}
     endpoints: [{id: a, grpc: "h:1"}]
 routes: {smollm2: {pool: smollm}}
+gateway: {auth: {anonymous: allow}}
 """
 
 
@@ -100,7 +101,7 @@ def test_the_hash_follows_the_fleet_and_not_its_spelling(file: Path) -> None:
         ).content_hash
         == original
     )
-    assert edited(file, "routes:", "gateway: {http: ':81'}\nroutes:").content_hash == original
+    assert edited(file, "gateway: {", "gateway: {http: ':81', ").content_hash == original
     assert load_fleet(file, {"HEADRACE_HTTP": ":82"}).content_hash == original
     assert edited(file, "ensemble", "ensemble2").content_hash != original
 
@@ -143,8 +144,8 @@ def test_an_admin_api_open_to_other_machines_without_a_token_is_pointed_out(file
         assert warned(HEADRACE_ADMIN_LISTEN=address, HEADRACE_ADMIN_TOKEN="sesame") == []
     for address in ("127.0.0.2:9090", "localhost:9090", "[::1]:9090"):
         assert warned(HEADRACE_ADMIN_LISTEN=address) == []
-    (warning,) = edited(file, "routes:", "gateway: {admin: ':9090'}\nroutes:").warnings
-    assert warning.render("f") == f"f:8:11: gateway.admin: {words}"
+    (warning,) = edited(file, "gateway: {", "gateway: {admin: ':9090', ").warnings
+    assert warning.render("f") == f"f:9:11: gateway.admin: {words}"
 
 
 def test_an_empty_environment_changes_nothing(file: Path) -> None:

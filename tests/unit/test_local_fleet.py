@@ -93,7 +93,12 @@ def test_the_fleet_file_is_read_back_strictly_without_a_problem(tmp_path: Path) 
     }
     assert written["routes"]["smollm2-triton"] == {"pool": "smollm-triton", "fallback": ["smollm-llama"]}
     assert [entry["pool"] for entry in written["routes"]["smollm2"]["pools"]] == ["smollm-triton", "smollm-llama"]
-    assert written["gateway"] == {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001", "admin": "127.0.0.1:9090"}
+    assert written["gateway"] == {
+        "http": "127.0.0.1:8000",
+        "grpc": "127.0.0.1:8001",
+        "admin": "127.0.0.1:9090",
+        "auth": {"anonymous": "allow"},
+    }
 
 
 def test_paths_with_quotes_stay_whole_in_the_model_configuration() -> None:

@@ -23,7 +23,7 @@ pools:
 routes:
   smollm2: {pool: smollm, fallback: [llama]}
   both: {pools: [{pool: smollm}, {pool: llama}]}
-gateway: {http: ":8000", admin: "127.0.0.1:9090"}
+gateway: {http: ":8000", admin: "127.0.0.1:9090", auth: {anonymous: allow}}
 """
 
 
@@ -83,7 +83,7 @@ def test_a_default_timeout_above_total_is_nobodys_mistake() -> None:
 
 
 def test_a_file_without_routes_can_start_with_a_warning() -> None:
-    reading = read_fleet("fleet: demo\n")
+    reading = read_fleet("fleet: demo\ngateway: {auth: {anonymous: allow}}\n")
     assert reading.fleet is not None
     assert [warning.message for warning in reading.warnings] == [
         "no routes: nothing is served until one is set from elsewhere"

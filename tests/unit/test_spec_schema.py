@@ -18,10 +18,12 @@ from msgspec import inspect
 from headrace.cli.schema import schema_text
 from router.spec import fleet, strict
 from router.spec.fleet import (
+    AuthSpec,
     ChatTemplateSpec,
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
+    KeySpec,
     OutlierSpec,
     PoolSpec,
     PriceSpec,
@@ -30,6 +32,7 @@ from router.spec.fleet import (
     RetentionSpec,
     RetrySpec,
     RouteSpec,
+    TenantSpec,
     TimeoutLimitSpec,
     TimeoutSpec,
     TokenizerSpec,
@@ -163,6 +166,16 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
             st.sampled_from([RouteSpec(pool=first, fallback=others), RouteSpec(pools=split), RouteSpec(pool=first)])
         )
         routes[name] = msgspec.structs.replace(route, retention=draw(st.none() | retentions()))
+    tenants: dict[str, TenantSpec] = {}
+    for name in draw(st.lists(names, max_size=2, unique=True)):
+        key = struct(
+            KeySpec,
+            sha256=st.just(f"{next(serial):064x}"),
+            name=st.none() | names,
+            expires=st.none() | st.dates().map(str),
+        )
+        may = st.lists(names, max_size=2)
+        tenants[name] = draw(struct(TenantSpec, keys=st.lists(key, max_size=1), routes=may, isolated=st.booleans()))
     spec: FleetSpec = draw(
         struct(
             FleetSpec,
@@ -170,6 +183,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
             redis=st.none() | struct(RedisSpec, url=hosts.map(lambda host: f"rediss://{host}:6379")),
             pools=st.just(pools),
             routes=st.just(routes),
+            tenants=st.just(tenants),
             gateway=struct(
                 GatewaySpec,
                 http=hosts.map(lambda host: f"{host}:8000"),
@@ -177,6 +191,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 admin=st.just(":9090"),
                 body_limit=st.from_regex(r"[1-9][0-9]{0,3}(B|KiB|MiB|GiB)", fullmatch=True),
                 expose_routing=st.booleans(),
+                auth=struct(AuthSpec, anonymous=st.sampled_from(["allow", "deny"])),
                 retry=struct(RetrySpec, budget=percents | st.just("off"), min_per_second=st.integers(0, 1000)),
             ),
         )
@@ -344,7 +359,7 @@ def test_the_example_fits_the_schema() -> None:
     "name",
     [
         *("EndpointSpec", "PoolSpec", "RouteSpec", "FleetSpec", "GatewaySpec", "TimeoutSpec"),
-        *("OutlierSpec", "RetrySpec", "ProbeSpec"),
+        *("OutlierSpec", "RetrySpec", "ProbeSpec", "TenantSpec", "KeySpec", "AuthSpec"),
     ],
 )
 def test_every_field_is_in_the_configuration_reference(name: str) -> None:

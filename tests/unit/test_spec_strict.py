@@ -50,6 +50,7 @@ routes:
   smollm2: {pool: smollm}
 gateway:
   http: ":8000"
+  auth: {anonymous: allow}
 """
 
 
@@ -91,7 +92,7 @@ def test_the_example_is_correct() -> None:
     [
         ("grpc: \"127.0.0.1:18001\"", "grcp: x", "8:9 pools.smollm.endpoints[0].grcp", "unknown key; did you mean grpc?"),
         ("      total: off", "      firstByte: 3s", "14:7 pools.smollm.timeouts.firstByte", "unknown key; did you mean first_byte?"),
-        ("gateway:", "wombat:", "17:1 wombat", "unknown key; known here: fleet, redis, pools, routes, gateway"),
+        ("gateway:", "wombat:", "17:1 wombat", "unknown key; known here: fleet, redis, pools, routes, tenants, gateway"),
         ("    model: ensemble", "    model: a\n    model: b", "6:5 pools.smollm.model", "duplicate key; the first is on line 5"),
         ("- id: b\n        grpc", "- grpc", "9:9 pools.smollm.endpoints[1].id", "is missing"),
         ("    model: ensemble\n", "", "3:3 pools.smollm.model", "is missing"),
@@ -195,7 +196,7 @@ def test_a_file_of_mistakes_gets_as_many_as_a_reader_can_use() -> None:
         "".join(f"k{n}: 1\n" for n in range(1000)),
         FILE + "".join(f"  r{n}: {{pool: x}}\n" for n in range(1000)),
     ):
-        found = problems(text.replace('gateway:\n  http: ":8000"\n', ""))
+        found = problems(text.replace('gateway:\n  http: ":8000"\n  auth: {anonymous: allow}\n', ""))
         assert len(found) == 101
         assert found[-1].message == "reading ended after 100 mistakes"
 

@@ -18,7 +18,7 @@ from headrace.bench.processes import environment
 from headrace.local.part import Part
 from headrace.local.ports import LOOPBACK
 from headrace.local.run_dir import RunDir
-from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec
+from router.spec.fleet import AuthSpec, EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec
 
 GATEWAY: Final = "gateway"
 BARE: Final = "bare"
@@ -73,7 +73,10 @@ def fleet_spec(ports: Ports) -> FleetSpec:
         },
         routes={route: RouteSpec(pool=route) for route in MODEL_OF_ROUTE},
         gateway=GatewaySpec(
-            http=f"{LOOPBACK}:{ports.http}", grpc=f"{LOOPBACK}:{ports.grpc}", admin=f"{LOOPBACK}:{ports.admin}"
+            http=f"{LOOPBACK}:{ports.http}",
+            grpc=f"{LOOPBACK}:{ports.grpc}",
+            admin=f"{LOOPBACK}:{ports.admin}",
+            auth=AuthSpec(anonymous="allow"),
         ),
     )
 

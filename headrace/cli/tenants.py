@@ -1,0 +1,104 @@
+"""`headrace tenants`: list, set and remove those who may call, through the admin API."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.text import Text
+
+from gateway.admin import TENANTS
+from headrace.cli.admin_client import (
+    DEFAULT_ADMIN,
+    AdminClient,
+    AdminError,
+    AdminGroup,
+    AdminOption,
+    JsonOption,
+    TokenOption,
+    escaped,
+)
+from headrace.cli.routes import SAYS
+from headrace.cli.style import PLAIN
+from headrace.cli.table import print_table
+
+tenants_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="Those who may call, and what for.", **PLAIN)
+
+HEADINGS = ("NAME", "KEYS", "ROUTES", "ISOLATED", "FROM", "PROBLEM")
+_SHOWN_DIGITS = 8
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The tenant.")]
+
+
+@tenants_app.command("list")
+def list_tenants(
+    admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None, as_json: JsonOption = False
+) -> None:
+    """Show every tenant, its keys by name or the start of their hash, and the routes it may call."""
+    answer = AdminClient(admin, admin_token).get(TENANTS, "tenants")
+    if as_json:
+        typer.echo(json.dumps(answer["tenants"], indent=2))
+        return
+    print_table(HEADINGS, map(_cells, answer["tenants"]))
+    for problem in answer["problems"]:
+        typer.echo(f"problem: {problem}", err=True)
+
+
+@tenants_app.command("set")
+def set_tenant(
+    name: NameArgument,
+    key: Annotated[
+        list[str],
+        typer.Option("--key", metavar="KEY", help="A key as `headrace keys new` prints it, or its hash; repeatable."),
+    ],
+    route: Annotated[
+        list[str] | None, typer.Option("--route", metavar="ROUTE", help="A route it may call; default: all.")
+    ] = None,
+    isolated: Annotated[
+        bool, typer.Option("--isolated/--shared", help="Whether its prompts share no cached prefix with others'.")
+    ] = True,
+    admin: AdminOption = DEFAULT_ADMIN,
+    admin_token: TokenOption = None,
+) -> None:
+    """Set a tenant, whole, in every gateway of the fleet. Needs Redis.
+
+    \b
+    Example:
+      headrace tenants set search --key '{sha256: "...", name: ci}' --route llama
+    """
+    body = {"keys": [_key(text) for text in key], "routes": route or [], "isolated": isolated}
+    AdminClient(admin, admin_token).put(f"{TENANTS}/{escaped(name)}", body)
+    may = f"may call {', '.join(route)}" if route else "may call every route"
+    typer.echo(f"Tenant {name} has {len(key)} key{'s' if len(key) != 1 else ''} and {may}.")
+
+
+@tenants_app.command("remove")
+def remove(name: NameArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
+    """Remove a tenant that was set with `set`; one of the same name in the fleet file counts again."""
+    answer = AdminClient(admin, admin_token).delete(f"{TENANTS}/{escaped(name)}")
+    still = answer["still_from"]
+    typer.echo(f"Tenant {name} is again as {SAYS[still[-1]]} says." if still else f"Tenant {name} is removed.")
+
+
+def _key(text: str) -> object:
+    """The key that an option describes: a mapping, or a hash alone. What is in it is for the admin API to judge."""
+    try:
+        value = yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        value = None
+    if isinstance(value, str):
+        value = {"sha256": value}
+    if not isinstance(value, dict):
+        raise AdminError('--key: is no key as `headrace keys new` prints it: {sha256: "..."}.')
+    return value
+
+
+def _cells(row: dict[str, Any]) -> list[Text]:
+    keys = [_shown(key) for key in row["keys"]]
+    texts = [row["name"], ", ".join(keys) or "-", ", ".join(row["routes"]) or "all", "yes" if row["isolated"] else "no"]
+    return [Text(text) for text in (*texts, ",".join(row["sources"]), row["problem"] or "-")]
+
+
+def _shown(key: dict[str, str]) -> str:
+    name = key.get("name") or key["sha256"][:_SHOWN_DIGITS]
+    return f"{name} (to {key['expires']})" if key.get("expires") else name
