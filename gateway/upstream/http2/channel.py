@@ -86,7 +86,8 @@ class Channel:
             connection = await self._connector.connect(lambda: Connection(self._ended), self._timeout)
         except UpstreamError as error:
             return error
-        self._connections.add(connection)
+        if not connection.closed:
+            self._connections.add(connection)
         try:
             async with asyncio.timeout_at(until):
                 await connection.ready
