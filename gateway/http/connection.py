@@ -5,8 +5,9 @@ short answers a quarter of its time, and because a gateway has to know what they
 still owes what since when, whether what is pipelined may still be waited for. It is always in one `_Stage`.
 
 The request's task is cancelled when the client leaves: that is how a disconnect reaches the engine. A connection that
-is not read does not show that its other end is gone, so while a request is answered it is always read; one on which too
-much is pipelined is closed. Nothing here has a timer: the server looks at all its connections once a second (`check`).
+is not read does not show that its other end is gone, so it is always read, unless an engine is slow to take the body;
+one on which too much is pipelined is closed. Nothing here has a timer: the server looks at all its connections once a
+second (`check`).
 """
 
 import asyncio
@@ -72,6 +73,10 @@ class _Stage(enum.Enum):
     """It ends when what has been written is gone. What comes is thrown away."""
 
 
+# As attributes of the class they are properties in Python 3.11, and slow.
+_HEAD, _ANSWER, _TAIL, _LINGER, _CLOSE = _Stage
+
+
 class ClientConnection(asyncio.Protocol):
     """One connection of a client; see above."""
 
@@ -87,7 +92,7 @@ class ClientConnection(asyncio.Protocol):
         self.response: ClientResponse | None = None
         """What is being relayed to the client, and held up when it does not keep up."""
         self.writing_paused = False
-        self._stage = _Stage.HEAD
+        self._stage = _HEAD
         self._head = b""
         """What has come of the next head, and of what may be behind it."""
         self._body: RequestBody | None = None
@@ -102,7 +107,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         connection = self.transport.get_extra_info("socket")
         if self._server.closing or self._server.files.refuses(connection.fileno()):
-            self._stage = _Stage.CLOSE
+            self._stage = _CLOSE
             self.transport.abort()
             return
         self._server.connections.add(self)
@@ -124,10 +129,10 @@ class ClientConnection(asyncio.Protocol):
                 data = body.feed(data)
                 if not data:
                     return
-        elif self._stage is _Stage.HEAD:
+        elif self._stage is _HEAD:
             self._read_head(self._head + data if self._head else data)
             return
-        elif self._stage is not _Stage.TAIL:
+        elif self._stage is not _TAIL:
             return
         self._head += data
         if len(self._head) > PIPELINED_BYTES:
@@ -153,7 +158,7 @@ class ClientConnection(asyncio.Protocol):
         except BadHeadError as error:
             self._refuse(error)
             return
-        self._stage = _Stage.ANSWER
+        self._stage = _ANSWER
         self._body = body = RequestBody(self, head)
         rest = data[end + 4 :]
         if rest and not body.arrived:
@@ -178,13 +183,13 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is None:
             return
         if self.transport.is_closing():
-            self._enter(_Stage.CLOSE)
+            self._enter(_CLOSE)
         elif body is not None and not body.arrived:
             self._linger()
         elif not keep_alive or self._server.closing:
             self._end()
         elif self.writing_paused:
-            self._enter(_Stage.TAIL)
+            self._enter(_TAIL)
         else:
             self._next()
 
@@ -193,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
         self._since = self._server.time()
 
     def _next(self) -> None:
-        self._enter(_Stage.HEAD)
+        self._enter(_HEAD)
         self._used = True
         self.resume_reading()
         data, self._head = self._head, b""
@@ -210,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        self._enter(_Stage.LINGER)
+        self._enter(_LINGER)
         self._head = b""
         self.resume_reading()
         if self.transport is not None:
@@ -221,13 +226,13 @@ class ClientConnection(asyncio.Protocol):
         if self._head:  # there may be more of it
             self._linger()
         elif self.transport is not None:
-            self._enter(_Stage.CLOSE)
+            self._enter(_CLOSE)
             self.transport.close()
 
     def eof_received(self) -> None:
         """A client that closes its side has gone: so do proxies tell of it. The transport closes by itself."""
-        if self._stage is not _Stage.ANSWER:
-            self._enter(_Stage.CLOSE)
+        if self._stage is not _ANSWER:
+            self._enter(_CLOSE)
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -238,9 +243,9 @@ class ClientConnection(asyncio.Protocol):
         self.writing_paused = False
         if self.response is not None:
             self.response.writing_resumed()
-        if self._stage is _Stage.LINGER:
+        if self._stage is _LINGER:
             self._since = self._server.time()
-        elif self._stage is _Stage.TAIL:
+        elif self._stage is _TAIL:
             if self._server.closing:
                 self._end()
             else:
@@ -269,8 +274,8 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close a connection that nobody is being answered on."""
-        if self._stage is _Stage.HEAD and self.transport is not None:
-            self._enter(_Stage.CLOSE)
+        if self._stage is _HEAD and self.transport is not None:
+            self._enter(_CLOSE)
             self.transport.close()
 
     def abort(self) -> None:
@@ -285,8 +290,8 @@ class ClientConnection(asyncio.Protocol):
         if body is not None:
             if not body.arrived:
                 body.overdue(now)
-        elif stage is not _Stage.HEAD:
-            if waited > (LINGER_S if stage is _Stage.LINGER and not self.writing_paused else TAIL_S):
+        elif stage is not _HEAD:
+            if waited > (LINGER_S if stage is _LINGER and not self.writing_paused else TAIL_S):
                 self.abort()
         elif self._head:
             if waited > HEAD_S:
