@@ -22,6 +22,7 @@ from gateway.relay.http1 import ResponseHead
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.collected import Collected
 from gateway.upstream.http_upload import HttpUpload
+from gateway.upstream.opening import Opening
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.failures import is_stub_death
 from gateway.upstream.triton.generate_form import error_text
@@ -73,16 +74,12 @@ class Answer:
 
 class _WatchedUpload(HttpUpload):
     """A request whose silence is listened to: Triton tells nobody that a model's process has died. `stop` is called
-    when it is given up: Triton tells the model of it late or never.
-
-    When the first event of a stream is an error, Triton gives the answer an error's status, and goes on with the stream
-    if the model does. So only that event is read before the answer counts as begun.
-    """
+    when it is given up: Triton tells the model of it late or never."""
 
     __slots__ = ("_stop", "_vitals", "paused")
 
     def __init__(self, vitals: Vitals, stop: Callable[[], None], *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **options, opening=_StreamOpening())
         self._stop = stop
         self._vitals = vitals
         self.paused = False
@@ -90,13 +87,8 @@ class _WatchedUpload(HttpUpload):
 
     @property
     def first_event(self) -> bytes:
-        """The first event of a stream with an error's status."""
-        return self._first_content
-
-    def _start_body(self, head: ResponseHead) -> None:
-        if head.status >= 400:
-            self._preamble = _no_preamble
-        super()._start_body(head)
+        """What has been read of a stream with an error's status: its first event, and what came with it."""
+        return self._opening.content
 
     def abort(self, error: UpstreamError) -> None:
         self._vitals.given_up(self, error)
@@ -119,6 +111,18 @@ class _WatchedUpload(HttpUpload):
     def _stop_unanswered(self) -> None:
         if self._connection is not None:  # else it has been answered, or nobody has got it
             self._stop()
+
+
+class _StreamOpening(Opening):
+    """When the first event of a stream is an error, Triton gives the answer an error's status, and goes on with the
+    stream if the model does. So only that event is read before the answer counts as begun."""
+
+    __slots__ = ()
+
+    def _begin_body(self, head: ResponseHead) -> None:
+        if head.status >= 400:
+            self._preamble = _no_preamble
+        super()._begin_body(head)
 
 
 def _no_preamble(event: bytes) -> bool:

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.relay.events import END_MARK
+from gateway.relay.events import END_MARK, event_end, last_boundary
 from gateway.series import Histogram
 
 GAP_BOUNDS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
@@ -116,9 +116,16 @@ class Account:
 
     def without_usage(self, events: bytes) -> bytes:
         """Note the usage in `events`, which are whole, and return those of them that the client is to get."""
-        return b"".join(
-            event for event in _split(events) if not says_usage(event) or self._read_event(event) or self.shows_usage
-        )
+        kept, kept_to, read_to = [], 0, 0
+        for found in _SAYS_USAGE.finditer(events):
+            if found.start() < read_to:
+                continue  # more of an event that has been read
+            start = read_to + last_boundary(events[read_to : found.start()])
+            read_to = event_end(events, found.start()) or len(events)
+            if not self._read_event(events[start:read_to]) and not self.shows_usage:
+                kept.append(events[kept_to:start])
+                kept_to = read_to
+        return b"".join((*kept, events[kept_to:]))
 
     def read_whole(self, piece: bytes) -> None:
         """Note the usage in a piece of a body that is no stream."""
@@ -171,20 +178,3 @@ class Account:
         details = usage.prompt_tokens_details
         cached = details.cached_tokens if details is not None else None
         self.count(usage.prompt_tokens or 0, usage.completion_tokens or 0, cached or 0)
-
-
-def _split(events: bytes) -> list[bytes]:
-    """`events` cut behind each blank line."""
-    pieces = []
-    start = 0
-    while start < len(events):
-        unix, windows = events.find(b"\n\n", start), events.find(b"\n\r\n", start)
-        if unix >= 0 and (windows < 0 or unix < windows):
-            end = unix + 2
-        elif windows >= 0:
-            end = windows + 3
-        else:
-            end = len(events)
-        pieces.append(events[start:end])
-        start = end
-    return pieces

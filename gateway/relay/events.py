@@ -73,7 +73,7 @@ class EventHolder:
 
     def feed(self, payload: bytes) -> bytes:
         """The complete events that `payload` brings to an end, held part included. Raises EventTooLongError."""
-        cut = _last_boundary(payload)
+        cut = last_boundary(payload)
         if not self._held:
             if cut == len(payload):
                 return payload
@@ -95,7 +95,15 @@ class EventHolder:
         return rest
 
 
-def _last_boundary(payload: bytes) -> int:
+def event_end(events: bytes, start: int = 0) -> int:
+    """Where the first event from `start` ends, its blank line included; 0 if it does not."""
+    unix, windows = events.find(b"\n\n", start), events.find(b"\n\r\n", start)
+    if windows < 0 or 0 <= unix < windows:
+        return unix + 2 if unix >= 0 else 0
+    return windows + 3
+
+
+def last_boundary(payload: bytes) -> int:
     """Where the last blank line in `payload` ends; 0 without one. Lines end in LF or CRLF."""
     if payload.endswith(b"\n\n"):
         return len(payload)

@@ -5,6 +5,8 @@ read in two ways (conflicting lengths, folded headers, bare line feeds) is refus
 """
 
 import re
+from functools import lru_cache
+from typing import Protocol
 
 import msgspec
 
@@ -19,6 +21,8 @@ _VALUE_NEVER = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _HEADER_NAME = re.compile(rb"^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$")
 _WHOLE_SIZE = re.compile(rb"([1-9A-Fa-f][0-9A-Fa-f]{0,7})\r\n")
 """Size line of a chunk that is not the last, written as nearly all are."""
+_LAST_CHUNK = b"0\r\n\r\n"
+"""What a body ends with, written as nearly all do."""
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t -~\x80-\xff]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*")
 
@@ -47,8 +51,12 @@ class ResponseHead(msgspec.Struct, frozen=True):
         return None
 
 
+@lru_cache(maxsize=64)
 def parse_head(data: bytes) -> ResponseHead:
-    """The head in `data`, which ends before the blank line. Raises FramingError."""
+    """The head in `data`, which ends before the blank line. Raises FramingError.
+
+    An engine's heads are all the same within a second, which is how often `date` changes, so the last ones are kept.
+    """
     lines = data.split(b"\r\n")
     status_line = _STATUS_LINE.match(lines[0])
     if status_line is None:
@@ -88,8 +96,53 @@ def _header(line: bytes) -> tuple[str, str]:
     return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
 
 
+class BodyReader(Protocol):
+    """Takes the framing off a body, however the reads are cut."""
+
+    complete: bool
+    """The body's framing says that all of it has been read."""
+    leftover: bytes
+    """Bytes after the end of the body."""
+    error: FramingError | None
+    """What ended the reading. Body bytes that came before it in the same read are still returned."""
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the next byte starts a chunk."""
+
+    def feed(self, data: bytes) -> bytes:
+        """The body bytes in `data`, which are some; malformed framing sets `error`."""
+
+
+def body_reader(head: ResponseHead) -> BodyReader:
+    """The reader for the body behind `head`."""
+    return ChunkedReader() if head.chunked else SizedReader(head.content_length)
+
+
+class SizedReader:
+    """A body of so many bytes, or one that ends with the connection (None)."""
+
+    __slots__ = ("_remaining", "complete", "error", "leftover")
+
+    at_boundary = False
+
+    def __init__(self, size: int | None) -> None:
+        self._remaining = size
+        self.complete = size == 0
+        self.leftover = b""
+        self.error: FramingError | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        if self._remaining is None:
+            return data
+        body, self.leftover = data[: self._remaining], data[self._remaining :]
+        self._remaining -= len(body)
+        self.complete = self._remaining == 0
+        return body
+
+
 class ChunkedReader:
-    """Takes chunked framing off a body, however the reads are cut. Extensions and trailers are dropped."""
+    """A chunked body. Extensions and trailers are dropped."""
 
     __slots__ = ("_line", "_needs_line_end", "_remaining", "_trailer", "complete", "error", "leftover")
 
@@ -102,17 +155,13 @@ class ChunkedReader:
         self.complete = False
         """The last chunk and the trailers have been read."""
         self.leftover = b""
-        """Bytes after the end of the body."""
         self.error: FramingError | None = None
-        """What ended the reading. Body bytes that came before it in the same read are still returned."""
 
     @property
     def at_boundary(self) -> bool:
-        """Whether the next byte starts a chunk."""
         return not (self._remaining or self._needs_line_end or self._line or self._trailer or self.complete)
 
     def feed(self, data: bytes) -> bytes:
-        """The body bytes in `data`; malformed framing sets `error`."""
         pieces: list[bytes] = []
         try:
             self._read(data, pieces)
@@ -139,6 +188,10 @@ class ChunkedReader:
                         pieces.append(data[start:stop])
                         position = stop + 2
                         continue
+                elif data.startswith(_LAST_CHUNK, position):
+                    position += len(_LAST_CHUNK)
+                    self.complete = True
+                    continue
             line_end = data.find(b"\n", position)
             if line_end < 0:
                 self._line += data[position:]

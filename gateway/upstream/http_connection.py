@@ -138,9 +138,9 @@ class ConnectionPool:
         self._idle: deque[Connection] = deque()
         self._closed = False
 
-    def take(self) -> Connection | None:
+    def take(self, now: float) -> Connection | None:
         """A connection used before, or None."""
-        oldest = asyncio.get_running_loop().time() - IDLE_LIMIT_S
+        oldest = now - IDLE_LIMIT_S
         while self._idle and self._idle[0].idle_since < oldest:
             self._idle.popleft().drop()
         while self._idle:
@@ -153,14 +153,14 @@ class ConnectionPool:
         """A new connection. Raises UpstreamError if there is none within `timeout` seconds."""
         return await self._connector.connect(Connection, timeout)
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: Connection, now: float) -> None:
         """Keep a connection for the next request."""
         connection.read_for(None)
         if self._closed or connection.closed or len(self._idle) >= IDLE_CONNECTIONS:
             connection.drop()
             return
         connection.resume()  # the client of the last answer may have fallen behind with its very end
-        connection.idle_since = asyncio.get_running_loop().time()
+        connection.idle_since = now
         self._idle.append(connection)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 from gateway.relay.http1 import ResponseHead
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import Connection, ConnectionPool
+from gateway.upstream.opening import Opening
 from router.errors import ApiError
 
 
@@ -41,8 +42,9 @@ class HttpUpload(HttpCall):
         *,
         chunked: bool,
         sent: Callable[[], None],
+        opening: Opening | None = None,
     ) -> None:
-        super().__init__(pool, start, connect_timeout)
+        super().__init__(pool, start, connect_timeout, opening)
         self._rest = rest
         self._chunked = chunked
         self._sent = sent
@@ -73,8 +75,8 @@ class HttpUpload(HttpCall):
                 await connection.writable()
                 self._sent()
         except ApiError as error:
-            if self._head_waiter is not None and not self._head_waiter.done():
-                self._head_waiter.set_exception(error)
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_exception(error)
             return
         if self._chunked:
             connection.transport.write(b"0\r\n\r\n")

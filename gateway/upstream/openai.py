@@ -18,11 +18,13 @@ import re
 
 import msgspec
 
-from gateway.relay.http1 import ChunkedReader, ResponseHead
+from gateway.relay.events import event_end
+from gateway.relay.http1 import ResponseHead
 from gateway.upstream.base import AnswerHead, EngineRequest, Failure, ProbeReport, UpstreamError
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
 from gateway.upstream.http_get import get
+from gateway.upstream.opening import Opening
 from gateway.upstream.refusals import LOOKED_AT_BYTES, is_busy, is_clients_fault
 from router.fleet import Endpoint, Pool
 from router.prompt import Api
@@ -50,11 +52,8 @@ _PROGRESS_FIELD = b'"prompt_progress":'
 """In the bytes of an event this can only be a field: inside a JSON string its quotes are escaped."""
 
 
-_ERROR_EVENT = re.compile(
-    rb"""(?:[0-9A-Fa-f]+[^\r\n]*\r\n)?(?:event: ?error\r?\n)?data: ?\{"(?:error"|object": ?"error")"""
-)
-"""How a stream begins that is an error, behind the size of its first chunk."""
-_EVENT_END = re.compile(rb"\r?\n\r?\n")
+_ERROR_EVENT = re.compile(rb"""(?:event: ?error\r?\n)?data: ?\{"(?:error"|object": ?"error")""")
+"""How a stream begins that is an error."""
 
 
 class OpenAIEngine:
@@ -91,10 +90,8 @@ class OpenAIEngine:
         body = _body(fields)
         given = "".join([f"{name}: {value}\r\n" for name, value in request.headers]).encode("latin-1")
         head = b"%b%bcontent-length: %d\r\n\r\n" % (self._starts[request.api], given, sum(map(len, body)))
-        preamble = _is_progress if asks_progress else None
-        return OpenAICall(
-            self._pool, (head, *body), request.connect_timeout, preamble, request.account, holds_head=request.stream
-        )
+        opening = Opening(_is_progress if asks_progress else None, holds_head=request.stream)
+        return OpenAICall(self._pool, (head, *body), request.connect_timeout, opening, request.account)
 
     async def probe(self, pool: Pool) -> ProbeReport:
         """Ask `/health`, which every one of these engines has, and now and then for the models."""
@@ -145,7 +142,7 @@ class OpenAICall(HttpCall):
             if status == 500 and fault is None:
                 status = 400
         elif head.events:
-            fault = self._fault_in_stream(head)
+            fault = self._fault_in_stream()
         headers = tuple((name, value) for name, value in head.headers if name in PASSED_HEADERS)
         content_type = head.header("content-type") or "application/octet-stream"
         length = None if head.events else head.content_length  # events may be left out, and an error be added
@@ -160,20 +157,19 @@ class OpenAICall(HttpCall):
         if head.status in (502, 504):
             message = f"What stands in front of engine {engine} answered {head.status}."
             return UpstreamError(Failure.LOST_BEFORE_ANSWER, message, head.status, "engine_lost")
-        if head.status != 500 or is_clients_fault(await self._beginning(head)):
+        if head.status != 500 or is_clients_fault(await self.read_ahead(LOOKED_AT_BYTES)):
             return None
         return UpstreamError(Failure.INTERNAL, f"Engine {engine} answered 500.", 500, "engine_error")
 
-    def _fault_in_stream(self, head: ResponseHead) -> UpstreamError | None:
+    def _fault_in_stream(self) -> UpstreamError | None:
         """The failure that a stream tells of in its first event, as far as that has been read."""
-        early = self._early[0] if self._early else self._first_content
-        if _ERROR_EVENT.match(early) is None:
+        read = self._opening.content
+        if _ERROR_EVENT.match(read) is None:
             return None
-        read = self._first_content or self._read_so_far(head)
-        end = _EVENT_END.search(read)
-        if end is None:
+        end = event_end(read)
+        if not end:
             return None  # half an error does not tell whose fault it is
-        error = read[read.find(b"{") : end.start()]
+        error = read[read.find(b"{") : end].rstrip()
         if is_clients_fault(error):
             return None
         engine = self._pool.endpoint
@@ -181,56 +177,6 @@ class OpenAICall(HttpCall):
             return UpstreamError(Failure.BUSY, f"Engine {engine} cannot take more now.", 503, "engine_busy")
         message = f"Engine {engine} ended its stream with an error before any content."
         return UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "engine_lost")
-
-    async def _beginning(self, head: ResponseHead) -> bytes:
-        """The beginning of the body, all of it if it is small. It stays to be relayed. Raises UpstreamError if the call
-        is given up meanwhile."""
-        if self._connection is not None and not self._seen_enough(head):
-            looking = _Looking(self, head)
-            self._connection.read_for(looking)
-            await asyncio.wait((looking.done, self._done), return_when=asyncio.FIRST_COMPLETED)
-            if self._given_up is not None:
-                raise self._given_up
-            if self._connection is not None:
-                self._connection.read_for(self)
-        return self._read_so_far(head)
-
-    def _seen_enough(self, head: ResponseHead) -> bool:
-        if head.content_length is not None:
-            return self._early_size >= min(head.content_length, LOOKED_AT_BYTES)
-        return self._early_size >= LOOKED_AT_BYTES or (head.chunked and self._early_size > 0 and self._is_whole())
-
-    def _is_whole(self) -> bool:
-        reader = ChunkedReader()
-        reader.feed(b"".join(self._early))
-        return reader.complete or reader.error is not None
-
-    def _read_so_far(self, head: ResponseHead) -> bytes:
-        """What has been read of the body, without its framing."""
-        read = b"".join(self._early)
-        return (ChunkedReader().feed(read) if head.chunked else read)[:LOOKED_AT_BYTES]
-
-
-class _Looking:
-    """Receives what a call is to receive, and tells when enough of it is there."""
-
-    def __init__(self, call: OpenAICall, head: ResponseHead) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._call = call
-        self._head = head
-
-    def data_received(self, data: bytes) -> None:
-        self._call.data_received(data)
-        if self._call._seen_enough(self._head):
-            self._end()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._call.connection_lost(error)
-        self._end()
-
-    def _end(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
 
 
 class _ModelList(msgspec.Struct):
@@ -253,9 +199,11 @@ def _is_sound(entry: msgspec.Raw) -> bool:
 
 def _body(fields: dict[str, msgspec.Raw]) -> tuple[bytes | memoryview, ...]:
     """The JSON object of `fields` in pieces: a large prompt is sent from where it was received, not copied."""
-    large = {
-        name: raw for name in _PROMPTS if (raw := fields.get(name)) is not None and memoryview(raw).nbytes > _LARGE
-    }
+    large: dict[str, msgspec.Raw] = {}
+    for name in _PROMPTS:
+        raw = fields.get(name)
+        if raw is not None and memoryview(raw).nbytes > _LARGE:
+            large[name] = raw
     if not large:
         return (msgspec.json.encode(fields),)
     small = msgspec.json.encode({name: raw for name, raw in fields.items() if name not in large})
