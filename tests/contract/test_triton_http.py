@@ -125,7 +125,7 @@ async def test_an_error_before_the_first_token_has_its_status(
 async def test_an_error_in_mid_stream_is_no_end(adapt: Adapt) -> None:
     engine = await over_http(adapt)
     script = {"text": "abcdef", "cut": 1, "fail": "out of memory", "fail_after": 3}
-    call = engine.call(script)
+    call = engine.call({**script, "delay": 0.05})  # so that the error is not read together with the first text
     await call.open()
     sink = Collected()
     with pytest.raises(UpstreamError, match="out of memory") as caught:
