@@ -22,6 +22,7 @@ from gateway.http.pings import UNBUFFERED, AsEvent
 from gateway.http.placement import placement
 from gateway.relay.accounting import Account
 from gateway.upstream.base import AnswerHead, Engine, EngineCall, EngineRequest, Failure, UpstreamError
+from gateway.upstream.base import Headers as EngineHeaders
 from gateway.upstream.refusals import blamed
 from router.fleet import Endpoint
 from router.plan import Attempt, Plan
@@ -44,6 +45,10 @@ class Engines(Protocol):
 
     def engine(self, endpoint: Endpoint) -> Engine:
         """The engine of a planned endpoint. Raises UpstreamError (BUSY) if it takes no requests any more."""
+
+    def credentials(self, attempt: Attempt, clients: str) -> EngineHeaders:
+        """What is sent as Authorization, where the client's own is `clients`. Raises UpstreamError if it needs a token
+        that is not there."""
 
     def attempted(self, attempt: Attempt) -> None:
         """A request is being sent to an endpoint."""
@@ -68,6 +73,8 @@ class ClientRequest(msgspec.Struct, frozen=True):
     fields: Fields
     request_id: str
     headers: tuple[tuple[str, str], ...]
+    authorization: str
+    """The client's own; empty without one. It goes to engines of pools that forward it."""
     account: Account
     """What the answer will say about itself."""
 
@@ -154,7 +161,7 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
                 stream=prompt.stream,
                 include_usage=prompt.include_usage,
                 request_id=request.request_id,
-                headers=request.headers,
+                headers=request.headers + engines.credentials(attempt, request.authorization),
                 endpoint=attempt.endpoint,
                 pool=attempt.pool,
                 retention=plan.route.retention,

@@ -14,12 +14,13 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
+from gateway.credentials import Credentials
 from gateway.metrics import Metrics
-from gateway.upstream.base import Engine, Failure, ProbeReport, UpstreamError
+from gateway.upstream.base import Engine, Failure, Headers, ProbeReport, UpstreamError
 from gateway.upstream.openai import OpenAIEngine
 from gateway.upstream.triton.engine import TritonEngine
 from router import health, outlier
@@ -44,11 +45,10 @@ class Member:
 
     __slots__ = ("ejection", "endpoint", "engine", "models", "pool", "probed", "probing", "wake")
 
-    def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
+    def __init__(self, endpoint: Endpoint, pool: Pool, credentials: Credentials) -> None:
         self.endpoint = endpoint
         self.pool = pool
-        make: Callable[[Endpoint, Pool], Engine] = _ENGINES[pool.spec.protocol]
-        self.engine = make(endpoint, pool)
+        self.engine: Engine = _ENGINES[pool.spec.protocol](endpoint, pool, lambda: credentials.own(self.pool.spec))
         self.models: tuple[msgspec.Raw, ...] = ()
         self.wake = asyncio.Event()
         self.probed = asyncio.Event()
@@ -69,6 +69,7 @@ class LiveFleet:
         self.view = FleetView()
         self.merged: MergedFleet = merge(())
         self._metrics = metrics
+        self._credentials = Credentials()
         self._members: dict[str, Member] = {}
         self._retired: set[asyncio.Task[None]] = set()
 
@@ -85,7 +86,7 @@ class LiveFleet:
             if member is not None:
                 self._retire(self._members.pop(id_))
             try:
-                self._members[id_] = member = Member(endpoint, pool)
+                self._members[id_] = member = Member(endpoint, pool, self._credentials)
             except Exception as error:  # whatever is wrong with one endpoint, the others go on
                 logger.exception("endpoint %s cannot be used", id_)
                 endpoint.state.detail = f"it cannot be used: {error}"
@@ -114,6 +115,11 @@ class LiveFleet:
         """What the first of a pool's engines that says anything says of its models."""
         members = (self._members.get(endpoint.id) for endpoint in pool.endpoints)
         return next((member.models for member in members if member is not None and member.models), ())
+
+    def credentials(self, attempt: Attempt, clients: str) -> Headers:
+        """What goes to an attempt's engine as Authorization; `clients` is the client's own, if there is one. Raises
+        UpstreamError."""
+        return self._credentials.of(attempt.pool.spec, attempt.endpoint, clients)
 
     def pools(self) -> Iterable[Pool]:
         """Those there are now."""
@@ -208,7 +214,10 @@ class LiveFleet:
         before, downs = state.phase, state.downs
         try:
             async with asyncio.timeout(timeout):
-                report = await member.engine.probe(member.pool)
+                if (why := self._credentials.refresh(member.pool)) is not None:
+                    report = ProbeReport(ready=False, detail=why)
+                else:
+                    report = await member.engine.probe(member.pool)
         except TimeoutError:
             health.probe_failed(state, f"no answer to a probe within {timeout:g} s", refused=False, limit=limit)
         except UpstreamError as error:

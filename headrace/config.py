@@ -24,7 +24,7 @@ from gateway.chat_template import compile_template
 from gateway.upstream.triton.token_form import end_id
 from gateway.upstream.triton.tokens import TokenizerError, load_tokenizer
 from headrace.settings import ADDRESSES, Settings, read_settings
-from router.spec.fleet import FleetSpec, PoolSpec
+from router.spec.fleet import FleetSpec, PoolSpec, ReplaceSpec, SecretSpec
 from router.spec.strict import Problem, Reading, read_fleet
 from router.spec.units import host_and_port
 from router.spec.yaml_nodes import MAX_CHARACTERS
@@ -149,7 +149,12 @@ def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, l
                     end_id(codec, pool)
                 except TokenizerError as error:
                     problems.append(reading.problem_at(at, str(error)))
-        pools[name] = structs.replace(pool, chat_template=template, tokenizer=tokenizer)
+        credentials = pool.credentials
+        if not isinstance(credentials, str) and credentials.replace.file is not None:
+            # Only its path is published, and not looked at here: every gateway reads its own.
+            path = str((folder / credentials.replace.file).absolute())
+            credentials = ReplaceSpec(replace=SecretSpec(file=path))
+        pools[name] = structs.replace(pool, chat_template=template, tokenizer=tokenizer, credentials=credentials)
     return structs.replace(reading.fleet, pools=pools), problems
 
 

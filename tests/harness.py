@@ -180,6 +180,8 @@ class ScriptedEngine:
     models: bytes = b'{"data":[]}'
     port: int = 0
     requests: list[EngineConnection] = field(default_factory=list)
+    probed_with: set[str | None] = field(default_factory=set)
+    """What probes have sent as their Authorization."""
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -209,6 +211,7 @@ class ScriptedEngine:
         try:
             while (connection := await _read_request(reader, writer)) is not None:
                 if connection.path == "/health":
+                    self.probed_with.add(connection.headers.get("authorization"))
                     status = "200 OK" if self.healthy else "503 Service Unavailable"
                     await connection.head("content-length: 0", status=status)
                 elif connection.path == "/v1/models":

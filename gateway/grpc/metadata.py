@@ -10,7 +10,7 @@ names it: as the answer's model.
 
 from typing import Any
 
-from gateway.access import KEY_HEADERS, Access
+from gateway.access import AUTHORIZATION, KEY_HEADERS, Access
 from gateway.request_ids import is_request_id, new_request_id
 from gateway.upstream.triton.raw import Metadata
 from router.tenants import Digest
@@ -24,9 +24,20 @@ _HEARD = frozenset({REQUEST_ID, *_PASSED, _WANTS_STATUS[0], *KEY_HEADERS})
 class ClientMetadata:
     """The metadata of one RPC."""
 
-    __slots__ = ("_echoed", "_exposes_routing", "caller", "passed", "passed_stream", "request_id", "wants_status")
+    __slots__ = (
+        "_echoed",
+        "_exposes_routing",
+        "authorization",
+        "caller",
+        "passed",
+        "passed_stream",
+        "request_id",
+        "wants_status",
+    )
 
     _echoed: Metadata
+    authorization: str
+    """The client's own; see `gateway.credentials`."""
     caller: Digest
     """As `Access.view` takes it."""
     passed: Metadata
@@ -43,6 +54,7 @@ class ClientMetadata:
         self._exposes_routing = exposes_routing
         given = {key: value for key, value in context.invocation_metadata() or () if key in _HEARD}
         self.caller = access.caller(given)
+        self.authorization = given.get(AUTHORIZATION, "")
         if not given:
             self._echoed = self.passed = self.passed_stream = ()
             self.request_id = new_request_id()

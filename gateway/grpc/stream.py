@@ -36,7 +36,7 @@ from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
 from gateway.grpc.stream_errors import ClientGoneError, ReportedError, raise_if_retryable, refused_before_the_model
 from gateway.grpc.turns import Turn
 from gateway.http.client_response import NOBODY
-from gateway.upstream.base import Failure, UpstreamError
+from gateway.upstream.base import Failure, Headers, UpstreamError
 from gateway.upstream.triton.raw import RawTriton
 from router.errors import ApiError
 from router.fleet import FleetView
@@ -264,7 +264,7 @@ class Session:
 
         async def send(attempt: Attempt, raw: RawTriton) -> tuple[Attempt, RawTriton, StreamCall, bytes | None]:
             renamed = message + wire.name_field(attempt.pool.spec.model)
-            rpc = raw.infer_alone(renamed, self.metadata.passed_stream)
+            rpc = raw.infer_alone(renamed, self.metadata.passed_stream + self.credentials(attempt))
             call = WatchedCall(raw, rpc, versioned=found.versioned, request_id=found.id)
             self.begin_call(exchange, call)
             first = await call.read()
@@ -323,7 +323,7 @@ class Session:
 
         async def send(attempt: Attempt, raw: RawTriton) -> bytes:
             renamed = message + wire.name_field(attempt.pool.spec.model)
-            rpc = raw.unary("ModelInfer", renamed, self.metadata.passed)
+            rpc = raw.unary("ModelInfer", renamed, self.metadata.passed + self.credentials(attempt))
             call = UnaryCall(raw, rpc, versioned=found.versioned, request_id=found.id)
             self.begin_call(exchange, call)
             return await call.response()
@@ -336,6 +336,10 @@ class Session:
                 self.place(exchange.attempt)
         await self.write(wire.only_answer(answer, found.prompt.model))
         return self.requests.live.now()
+
+    def credentials(self, attempt: Attempt) -> Headers:
+        """What goes to an attempt's engine as `authorization`. Raises UpstreamError."""
+        return self.requests.fleet.credentials(attempt, self.metadata.authorization)
 
     def begin_call(self, exchange: Exchange, call: StreamCall | UnaryCall) -> None:
         """Put a call on its exchange; raises ClientGoneError if it comes too late."""

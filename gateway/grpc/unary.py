@@ -141,15 +141,17 @@ class Unary:
         As few coroutines as can be lie between the RPC and gRPC's server: each is passed through twice per await.
         """
 
+        fleet = self._requests.fleet
+
         def send(attempt: Attempt, engine: Engine) -> Awaitable[bytes]:
             raw = raw_triton(engine)
             renamed = message + wire.name_field(attempt.pool.spec.model)
-            rpc = raw.unary(method, renamed, metadata.passed)
+            rpc = raw.unary(method, renamed, metadata.passed + fleet.credentials(attempt, metadata.authorization))
             exchange.call = call = UnaryCall(raw, rpc, versioned=versioned, request_id=id_)
             return call.response()
 
         only_asks = method != "ModelInfer"  # an answer to a question does not show that the model runs
-        return first_willing(exchange, decided, self._requests.fleet, metadata.request_id, send, relayed=only_asks)
+        return first_willing(exchange, decided, fleet, metadata.request_id, send, relayed=only_asks)
 
 
 def _place(context: Any, metadata: ClientMetadata, exchange: Exchange) -> None:

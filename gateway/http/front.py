@@ -19,7 +19,7 @@ from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.connection import Request
 from gateway.http.errors import error_body
 from gateway.http.kserve import OPEN_PATHS, KServeFront, kserve_body
-from gateway.http.passed_headers import TRACE_CONTEXT, passed_headers
+from gateway.http.passed_headers import TRACE_CONTEXT, authorization, passed_headers
 from gateway.http.pings import ping
 from gateway.http.placement import placement
 from gateway.http.request_head import RequestHead
@@ -131,7 +131,7 @@ class Front:
             exchange.ping = partial(_ping, exchange, response)
             gaps = self._metrics.gaps.of((api, exchange.route))
         exchange.account = account = Account(shows_usage=prompt.include_usage, gaps=gaps)
-        asked = ClientRequest(prompt, fields, request_id, passed, account)
+        asked = ClientRequest(prompt, fields, request_id, passed, authorization(headers), account)
         return await open_answer(exchange, decided, asked, self._fleet)
 
     async def _read_body(self, request: Request) -> bytes:

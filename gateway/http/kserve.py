@@ -23,7 +23,7 @@ from gateway.http.connection import Request
 from gateway.http.errors import as_api_error
 from gateway.http.kserve_engine import GENERATING, Sending, open_answer
 from gateway.http.kserve_paths import METHODS, ModelPath, parse, why_unsupported
-from gateway.http.passed_headers import TRACE_CONTEXT, passed_headers
+from gateway.http.passed_headers import TRACE_CONTEXT, authorization, passed_headers
 from gateway.http.placement import placement
 from gateway.http.request_body import RequestBody
 from gateway.kserve import API, BODY_LIMIT, EXTENSIONS, any_servable, reachable, repository_index
@@ -94,7 +94,7 @@ class KServeFront:
             else:
                 await self._pass_on(asked, request, request_id, caller, response)
         elif path == "/v2/models/stats" and request.head.method == "GET":
-            await self._statistics(request_id, self._access.view(caller), response)
+            await self._statistics(request, request_id, self._access.view(caller), response)
         elif path == "/v2/repository/index":
             if request.head.method != "POST":
                 _refuse_method(response, "POST")
@@ -105,9 +105,10 @@ class KServeFront:
         else:
             self._own(path, request, response)
 
-    async def _statistics(self, request_id: str, fleet: FleetView, response: ClientResponse) -> None:
+    async def _statistics(self, request: Request, request_id: str, fleet: FleetView, response: ClientResponse) -> None:
         """The statistics of every route's model, each from one of its endpoints, under the route's name."""
         found: list[dict[str, msgspec.Raw]] = []
+        given = authorization(request.head.headers)
         for name in tuple(fleet.routes):
             asked = ModelPath(name, "", "stats")
             kept = Collected()
@@ -116,7 +117,7 @@ class KServeFront:
                 contextlib.suppress(UpstreamError, ApiError, msgspec.MsgspecError),
             ):
                 decided = _over_http(plan(view(name, Opening(), None, 0), fleet))
-                sending = Sending(asked, "GET", request_id, [], b"", None)
+                sending = Sending(asked, "GET", request_id, [], given, b"", None)
                 answer = await open_answer(exchange, decided, sending, self._fleet)
                 if answer.error_body is None:
                     await answer.call.relay(kept)
@@ -196,7 +197,9 @@ class KServeFront:
                 raise _unknown(asked) from None
             raise
         lines = [f"{name}: {value}" for name, value in passed_headers(request.head.headers, PASSED_REQUEST_HEADERS)]
-        sending = Sending(asked, request.head.method, request_id, lines, start, body)
+        sending = Sending(
+            asked, request.head.method, request_id, lines, authorization(request.head.headers), start, body
+        )
         answer = await open_answer(exchange, decided, sending, self._fleet)
         body.drop()  # a client that sends all before it reads would never come to the answer
         head, endpoint = answer.head, answer.attempt.endpoint

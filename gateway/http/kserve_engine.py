@@ -19,7 +19,7 @@ from gateway.http.errors import as_api_error
 from gateway.http.kserve_paths import ModelPath
 from gateway.http.request_body import RequestBody
 from gateway.relay.http1 import ResponseHead
-from gateway.upstream.base import Engine, Failure, UpstreamError
+from gateway.upstream.base import Engine, Failure, Headers, UpstreamError
 from gateway.upstream.collected import Collected
 from gateway.upstream.http_upload import HttpUpload
 from gateway.upstream.opening import Opening
@@ -45,6 +45,8 @@ class Sending:
     request_id: str
     headers: list[str]
     """Header lines of the client's that go along."""
+    authorization: str
+    """The client's own; see `gateway.credentials`."""
     start: bytes
     """The body, as far as it has been read ahead."""
     body: RequestBody | None
@@ -137,7 +139,7 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
 
     async def send(attempt: Attempt, engine: Engine) -> Answer:
         assert isinstance(engine, TritonEngine)
-        call = _call(exchange, attempt, engine, sending)
+        call = _call(exchange, attempt, engine, sending, engines.credentials(attempt, sending.authorization))
         exchange.call = call
         try:
             head = await call.send()
@@ -172,7 +174,9 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
     return answer
 
 
-def _call(exchange: Exchange, attempt: Attempt, engine: TritonEngine, sending: Sending) -> HttpUpload:
+def _call(
+    exchange: Exchange, attempt: Attempt, engine: TritonEngine, sending: Sending, credentials: Headers
+) -> HttpUpload:
     pool, timeouts = engine.http, exchange.timeouts
     assert pool is not None and timeouts is not None
     start, rest = sending.start, None if sending.whole else sending.body
@@ -182,6 +186,7 @@ def _call(exchange: Exchange, attempt: Attempt, engine: TritonEngine, sending: S
         f"host: {pool.host_header}",
         f"x-request-id: {sending.request_id}",
         *sending.headers,
+        *(f"{name}: {value}" for name, value in credentials),
     ]
     if chunked:
         lines.append("transfer-encoding: chunked")

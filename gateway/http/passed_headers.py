@@ -2,8 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from gateway.access import AUTHORIZATION
+
 TRACE_CONTEXT = ("traceparent", "tracestate")
 """Which trace a request belongs to (W3C Trace Context, level 1): passed on with every request."""
+
+
+def authorization(headers: Mapping[str, str]) -> str:
+    """A client's own Authorization, empty if there is none that could go on."""
+    return next((value for _, value in passed_headers(headers, (AUTHORIZATION,))), "")
 
 
 def passed_headers(headers: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,9 @@ from router.fleet import Endpoint, Pool
 from router.prompt import Api, Fields
 from router.spec.fleet import RetentionSpec
 
+Headers = tuple[tuple[str, str], ...]
+"""Names and values of what is sent to an engine: HTTP headers, or gRPC metadata."""
+
 
 class Failure(Enum):
     """What went wrong between gateway and engine, by what may be done about it."""

@@ -15,12 +15,13 @@ is an error. A 500 that is the client's fault is passed on as a 400, because cli
 
 import asyncio
 import re
+from collections.abc import Callable
 
 import msgspec
 
 from gateway.relay.events import event_end
 from gateway.relay.http1 import ResponseHead
-from gateway.upstream.base import AnswerHead, EngineRequest, Failure, ProbeReport, UpstreamError
+from gateway.upstream.base import AnswerHead, EngineRequest, Failure, Headers, ProbeReport, UpstreamError
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
 from gateway.upstream.http_get import get
@@ -59,14 +60,15 @@ _ERROR_EVENT = re.compile(rb"""(?:event: ?error\r?\n)?data: ?\{"(?:error"|object
 class OpenAIEngine:
     """One endpoint with the OpenAI API."""
 
-    def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
-        """The view holds no endpoint of this protocol without `http`."""
+    def __init__(self, endpoint: Endpoint, pool: Pool, own: Callable[[], Headers] = tuple) -> None:
+        """The view holds no endpoint of this protocol without `http`; `own` gives the headers of probes."""
         assert endpoint.spec.http is not None
         self._pool = ConnectionPool(endpoint.id, endpoint.spec.http)
         self._starts = {api: self._start(path) for api, path in PATHS.items()}
         self._model = msgspec.Raw(msgspec.json.encode(pool.spec.model))
         self._models: tuple[msgspec.Raw, ...] = ()
         self._models_read = float("-inf")
+        self._own = own
         self._llama_cpp = False
 
     def _start(self, path: str) -> bytes:
@@ -97,9 +99,9 @@ class OpenAIEngine:
         """Ask `/health`, which every one of these engines has, and now and then for the models."""
         connect = pool.timeouts.connect
         try:
-            status, _ = await get(self._pool, "/health", connect)
+            status, _ = await get(self._pool, "/health", connect, self._own())
             if status in (404, 405, 501):
-                status, _ = await get(self._pool, "/v1/models", connect)
+                status, _ = await get(self._pool, "/v1/models", connect, self._own())
             if status != 200:
                 self._models_read = float("-inf")
                 return ProbeReport(ready=False, detail=f"its health check answers {status}")
@@ -113,7 +115,7 @@ class OpenAIEngine:
         return ProbeReport(ready=True, detail="ready", models=self._models)
 
     async def _list_models(self, connect: float) -> tuple[msgspec.Raw, ...]:
-        status, body = await get(self._pool, "/v1/models", connect)
+        status, body = await get(self._pool, "/v1/models", connect, self._own())
         if status != 200:
             return ()
         try:

@@ -89,6 +89,22 @@ class TokenizerSpec(Spec, frozen=True, kw_only=True):
     one token."""
 
 
+class SecretSpec(Spec, frozen=True, kw_only=True):
+    """Where each gateway finds a secret of its own. Exactly one of `env` and `file`."""
+
+    env: Annotated[str, Meta(min_length=1)] | None = None
+    """Name of an environment variable, read once."""
+    file: Annotated[str, Meta(min_length=1)] | None = None
+    """Path of a file, relative to the fleet file; read again when it changes."""
+
+
+class ReplaceSpec(Spec, frozen=True, kw_only=True):
+    """Credentials that the gateway itself has for a pool's engines."""
+
+    replace: SecretSpec
+    """A token, sent as `Authorization: Bearer TOKEN`."""
+
+
 class PriceSpec(Spec, frozen=True, kw_only=True):
     """What a pool costs: by the GPU-hour, or by the million tokens."""
 
@@ -150,6 +166,9 @@ class PoolSpec(Spec, frozen=True, kw_only=True):
     transport: Transport = "grpc"
     """How OpenAI requests get to engines of protocol `triton`: over gRPC, or over HTTP with `generate_stream`."""
     endpoints: list[EndpointSpec] = field(default_factory=list)
+    credentials: Literal["none", "forward"] | ReplaceSpec = "none"
+    """What engines are sent as `Authorization`: nothing, the client's own, or a token of the gateway's
+    (`{replace: {file: PATH}}`)."""
     chat_template: ChatTemplateSpec | None = None
     tokenizer: TokenizerSpec | None = None
     price: PriceSpec | None = None

@@ -131,6 +131,11 @@ def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:
         yield from _chat_template((*path, "chat_template"), pool.chat_template, pool.protocol)
     elif pool.protocol == "triton":
         yield Finding(path, "no `chat_template`: chat requests are refused, only prompts are served", warning=True)
+    if not isinstance(pool.credentials, str):
+        secret = pool.credentials.replace
+        if (secret.env is None) == (secret.file is None):
+            found = "needs `env` or `file`" if secret.env is None else "has both `env` and `file`; keep one"
+            yield Finding((*path, "credentials", "replace"), found)
     if pool.tokenizer is not None and pool.protocol == "openai":
         message = "has no effect: engines of protocol openai tokenise themselves"
         yield Finding((*path, "tokenizer"), message, warning=True)

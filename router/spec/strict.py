@@ -203,7 +203,7 @@ class _Walk:
         self.places[path] = place
         if isinstance(type_, inspect.UnionType) and kind_of(node) == "null":
             return None
-        type_ = only_type(type_)
+        type_ = only_type(type_, mapping=kind_of(node) == "map")
         match type_, node:
             case inspect.StructType(), yaml.MappingNode() if kind_of(node) == "map":
                 return self.struct(node, type_, path, place)

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -26,7 +27,9 @@ from router.spec.fleet import (
     KeySpec,
     PoolSpec,
     ProbeSpec,
+    ReplaceSpec,
     RouteSpec,
+    SecretSpec,
     TenantSpec,
 )
 from tests.harness import CHAT, EngineConnection, RunningGateway, ScriptedEngine, free_port, one_pool, running_gateway
@@ -304,3 +307,100 @@ async def test_a_grpc_stream_needs_a_key_and_ends_to_be_served_when_that_is_gone
         assert "not known" in (await stream.read()).error_message
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
+
+
+def with_credentials(spec: FleetSpec, credentials: Any) -> FleetSpec:
+    pools = {name: msgspec.structs.replace(pool, credentials=credentials) for name, pool in spec.pools.items()}
+    return msgspec.structs.replace(spec, pools=pools)
+
+
+async def test_a_pool_that_forwards_sends_on_the_clients_authorization_and_no_other_key(engine: ScriptedEngine) -> None:
+    async with running(with_credentials(fleet(engine), "forward")) as gateway:
+        for headers in ({"x_api_key": KEY, "authorization": "Bearer for-the-engine"}, {"x_api_key": KEY}):
+            assert (await ask(gateway, "/v1/chat/completions", CHAT, **headers))[0] == 200
+    assert [request.headers.get("authorization") for request in engine.requests] == ["Bearer for-the-engine", None]
+    assert not any("x-api-key" in request.headers for request in engine.requests)
+
+
+async def test_a_pools_own_token_takes_the_place_of_the_clients_and_follows_its_file(
+    engine: ScriptedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    file = tmp_path / "token"
+    file.write_text("engine-token-1\n")
+    secret = ReplaceSpec(replace=SecretSpec(file=str(file)))
+    async with running(with_credentials(fleet(engine), secret)) as gateway:
+
+        async def asked(status: int = 200) -> None:
+            assert (await ask(gateway, "/v1/chat/completions", CHAT, authorization=f"Bearer {KEY}"))[0] == status
+
+        await asked()
+        file.write_text("another-engine-token\n")
+        await gateway.until(lambda: "Bearer another-engine-token" in engine.probed_with, "probes send the new token")
+        await asked()
+        file.unlink()
+        await gateway.until_phase("engine", "unhealthy")
+        await asked(503)
+        assert str(file) in gateway.gateway.fleet.endpoints["engine"].detail
+    given = [request.headers.get("authorization") for request in engine.requests]
+    assert given == ["Bearer engine-token-1", "Bearer another-engine-token"]
+    assert not [record for record in caplog.records if "engine-token" in record.getMessage()]
+
+
+class SeenMetadata:
+    """A gRPC server that knows one thing only: with which `authorization` it was called, by method."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[str | None]] = {}
+        self.port = 0
+
+    async def __aenter__(self) -> "SeenMetadata":
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers((self,))
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+
+    def service_name(self) -> None:
+        return None
+
+    def service(self, details: Any) -> Any:
+        method = details.method.rpartition("/")[2]
+        given = dict(details.invocation_metadata).get("authorization")
+        self.seen.setdefault(method, []).append(given)
+        ready = {"ServerReady": b"\x08\x01", "ModelReady": b"\x08\x01"}
+
+        async def answer(_: bytes, context: Any) -> bytes:
+            if method not in ready:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not here")
+            return ready[method]
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "infer", "probe"),
+    [
+        ("none", None, None),
+        ("forward", f"Bearer {KEY}", None),
+        (ReplaceSpec(replace=SecretSpec(env="ENGINE_TOKEN")), "Bearer sesame", "Bearer sesame"),
+    ],
+)
+async def test_over_grpc_too_an_engine_gets_what_its_pool_says(
+    engine: ScriptedEngine, credentials: Any, infer: str | None, probe: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_TOKEN", "sesame")
+    async with SeenMetadata() as triton:
+        spec = fleet(engine)
+        endpoint = EndpointSpec(id="seen", grpc=f"127.0.0.1:{triton.port}")
+        pool = msgspec.structs.replace(spec.pools["t"], endpoints=[endpoint], credentials=credentials)
+        async with running(msgspec.structs.replace(spec, pools={**spec.pools, "t": pool})) as gateway:
+            await gateway.until(lambda: "ServerReady" in triton.seen, "the engine is probed")
+            gateway.gateway.fleet.endpoints["seen"].state.phase = "ready"
+            async with InferenceServerClient(gateway.grpc_address) as client:
+                await status_of(client.infer("triton", [], headers={"authorization": f"Bearer {KEY}"}))
+    assert triton.seen["ModelInfer"] == [infer]
+    assert set(triton.seen["ServerReady"]) == {probe}

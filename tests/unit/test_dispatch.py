@@ -34,6 +34,9 @@ class Engines:
             raise BUSY
         return None  # type: ignore[return-value]  # nobody calls it here
 
+    def credentials(self, attempt: Attempt, clients: str) -> tuple[tuple[str, str], ...]:
+        return ()
+
     def attempted(self, attempt: Attempt) -> None:
         self.told.append(f"attempted {attempt.endpoint.id}")
 

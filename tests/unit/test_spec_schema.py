@@ -29,9 +29,11 @@ from router.spec.fleet import (
     PriceSpec,
     ProbeSpec,
     RedisSpec,
+    ReplaceSpec,
     RetentionSpec,
     RetrySpec,
     RouteSpec,
+    SecretSpec,
     TenantSpec,
     TimeoutLimitSpec,
     TimeoutSpec,
@@ -40,6 +42,7 @@ from router.spec.fleet import (
 )
 from router.spec.schema import fleet_schema
 from router.spec.strict import read_fleet
+from router.spec.wording import only_type
 
 ROOT = Path(__file__).parents[2]
 VALIDATOR = jsonschema.Draft202012Validator(fleet_schema())
@@ -85,6 +88,11 @@ def retentions() -> st.SearchStrategy[RetentionSpec]:
     )
 
 
+def secrets() -> st.SearchStrategy[SecretSpec]:
+    some = words.filter(bool)
+    return struct(SecretSpec, env=some, file=st.none()) | struct(SecretSpec, env=st.none(), file=some)
+
+
 def prices() -> st.SearchStrategy[PriceSpec]:
     by_hour = {"usd_per_million_prompt_tokens": st.none(), "usd_per_million_completion_tokens": st.none()}
     by_token = {"usd_per_million_prompt_tokens": money, "usd_per_million_completion_tokens": money}
@@ -128,6 +136,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 transport=st.sampled_from(["grpc", "http"]),
                 model=words.filter(bool),
                 endpoints=st.just([endpoint() for _ in range(draw(st.integers(0, 2)))]),
+                credentials=st.sampled_from(["none", "forward"]) | struct(ReplaceSpec, replace=secrets()),
                 chat_template=st.none() | templates(),
                 tokenizer=st.none() | struct(TokenizerSpec, file=words.filter(bool), eos=words),
                 price=st.none() | prices(),
@@ -217,12 +226,7 @@ def written(value: object, flow: bool) -> str:
 
 def slots(value: object, type_: inspect.Type, path: Path_ = ()) -> Iterator[tuple[Path_, inspect.Type, object]]:
     """Every value in a plain fleet with its path and type."""
-    if isinstance(type_, inspect.Metadata):
-        type_ = type_.type
-    if isinstance(type_, inspect.UnionType):
-        (type_,) = (one for one in type_.types if not isinstance(one, inspect.NoneType))
-        if isinstance(type_, inspect.Metadata):
-            type_ = type_.type
+    type_ = only_type(type_, mapping=isinstance(value, dict))
     yield path, type_, value
     if isinstance(type_, inspect.StructType) and isinstance(value, dict):
         for field in type_.fields:
@@ -314,8 +318,10 @@ def test_the_reader_knows_every_kind_of_type_a_fleet_is_made_of() -> None:
             yield from kinds(type_.type)
         elif isinstance(type_, inspect.UnionType):
             others = [one for one in type_.types if not isinstance(one, inspect.NoneType)]
-            assert len(others) == 1, "the reader decides by one type"
-            yield from kinds(others[0])
+            mappings = sum(isinstance(one, inspect.StructType) for one in others)
+            assert (len(others) == 1) or (len(others), mappings) == (2, 1), "the reader decides by one type"
+            for other in others:
+                yield from kinds(other)
         else:
             yield type_
             match type_:

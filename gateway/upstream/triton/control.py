@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from gateway.upstream.base import Failure, UpstreamError
+from gateway.upstream.base import Failure, Headers, UpstreamError
 from gateway.upstream.triton.cancels import Canceller, seen
 from gateway.upstream.triton.failures import from_status, is_stub_death
 from gateway.upstream.triton.infer import STATUSES_ASKED_FOR, only_response
@@ -60,7 +60,16 @@ class Control(Protocol):
 class GrpcControl:
     """`Control` over gRPC."""
 
-    def __init__(self, endpoint: str, address: str, connect_timeout: float, canceller: Canceller) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        address: str,
+        connect_timeout: float,
+        canceller: Canceller,
+        own: Callable[[], Headers] = tuple,
+    ) -> None:
+        """`own` gives the metadata of what the gateway asks for itself."""
+        self.own = own
         self._endpoint = endpoint
         self._canceller = canceller
         self.channel = grpc.aio.insecure_channel(
@@ -108,7 +117,7 @@ class GrpcControl:
         return sum(version.inference_stats.fail.ns for version in statistics.model_stats)
 
     async def generate(self, message: Any, decoupled: bool, deadline: float) -> Sign:
-        rpc = self.send(decoupled)(message, metadata=(STATUSES_ASKED_FOR,))
+        rpc = self.send(decoupled)(message, metadata=(STATUSES_ASKED_FOR, *self.own()))
         # A task of its own: gRPC cancels the RPC of a read that is cancelled, before it is the cancel's turn.
         reading = asyncio.ensure_future(self._read_token(rpc))
         reading.add_done_callback(seen)
@@ -138,7 +147,7 @@ class GrpcControl:
 
     async def _ask(self, method: Callable[..., Any], question: Any) -> Any:
         try:
-            return await method(question)
+            return await method(question, metadata=self.own())
         except grpc.aio.AioRpcError as error:
             raise from_status(error.code(), error.details(), endpoint=self._endpoint, received=False) from None
         except (asyncio.CancelledError, grpc.aio.UsageError):

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import aiohttp
 import msgspec
 
 from gateway.chat_template import compile_template
-from gateway.upstream.base import EngineCall, EngineRequest, Failure, ProbeReport, UpstreamError
+from gateway.upstream.base import EngineCall, EngineRequest, Failure, Headers, ProbeReport, UpstreamError
 from gateway.upstream.http_connection import ConnectionPool
 from gateway.upstream.triton.call import TritonCall
 from gateway.upstream.triton.cancels import Canceller
@@ -49,8 +50,9 @@ _TOKENS_PER_BLOCK = re.compile(
 class TritonEngine:
     """A Triton server; see `gateway.upstream.base.Engine`. To be made inside the event loop that uses it."""
 
-    def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
-        """The view holds no endpoint without the address that its pool needs."""
+    def __init__(self, endpoint: Endpoint, pool: Pool, own: Callable[[], Headers] = tuple) -> None:
+        """The view holds no endpoint without the address that its pool needs; `own` gives the headers or metadata of
+        what the gateway asks for itself."""
         self._endpoint = endpoint
         self.http = ConnectionPool(endpoint.id, endpoint.spec.http) if endpoint.spec.http is not None else None
         """Connections for requests that come over HTTP."""
@@ -72,12 +74,12 @@ class TritonEngine:
         self._control: Control
         connect = pool.timeouts.connect
         if endpoint.spec.grpc is not None:
-            self._control = self._grpc = GrpcControl(endpoint.id, endpoint.spec.grpc, connect, self._canceller)
+            self._control = self._grpc = GrpcControl(endpoint.id, endpoint.spec.grpc, connect, self._canceller, own)
             self._infer = InferMethods(endpoint.id, endpoint.spec.grpc, connect)
-            self.raw = RawTriton(endpoint.id, self._grpc.channel, self._canceller, self.vitals, self._on_failure)
+            self.raw = RawTriton(endpoint.id, self._grpc.channel, self._canceller, self.vitals, self._on_failure, own)
         else:
             assert self.http is not None
-            self._control = HttpControl(self.http, connect)
+            self._control = HttpControl(self.http, connect, own)
 
     def call(self, request: EngineRequest) -> EngineCall:
         attempt_id = f"{request.request_id}.{self._instance}.{next(self._attempts)}"
@@ -199,10 +201,10 @@ class TritonEngine:
         if target is None or self._grpc is None:
             self._canceller.send_stop = None
             return
-        send, found = self._grpc.send(target.decoupled), target
+        send, own, found = self._grpc.send(target.decoupled), self._grpc.own, target
 
         def send_stop(request_id: str, timeout: float) -> Any:
-            return send(stop_request(found, request_id), timeout=timeout)
+            return send(stop_request(found, request_id), metadata=own(), timeout=timeout)
 
         self._canceller.send_stop = send_stop
 

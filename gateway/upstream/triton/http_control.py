@@ -5,6 +5,7 @@ form of its generate extension.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ import msgspec
 from google.protobuf import json_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from gateway.upstream.base import Failure, UpstreamError
+from gateway.upstream.base import Failure, Headers, UpstreamError
 from gateway.upstream.collected import Collected
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
@@ -30,15 +31,16 @@ class _Server(msgspec.Struct):
 class HttpControl:
     """`gateway.upstream.triton.control.Control` over HTTP. `pool` is closed by its owner."""
 
-    def __init__(self, pool: ConnectionPool, connect_timeout: float) -> None:
+    def __init__(self, pool: ConnectionPool, connect_timeout: float, own: Callable[[], Headers] = tuple) -> None:
         self._pool = pool
         self._connect = connect_timeout
+        self._own = own
 
     async def unready(self, model: str) -> str | None:
-        status, _ = await get(self._pool, "/v2/health/ready", self._connect)
+        status, _ = await get(self._pool, "/v2/health/ready", self._connect, self._own())
         if status != 200:
             return "the server is not ready"
-        status, _ = await get(self._pool, f"/v2/models/{quote(model, safe='')}/ready", self._connect)
+        status, _ = await get(self._pool, f"/v2/models/{quote(model, safe='')}/ready", self._connect, self._own())
         return None if status == 200 else f"model {model!r} is not ready"
 
     async def describe(self, model: str) -> Description:
@@ -66,7 +68,7 @@ class HttpControl:
         return sum(version.inference_stats.fail.ns for version in statistics.model_stats)
 
     async def generate(self, message: Any, decoupled: bool, deadline: float) -> Sign:
-        call = HttpCall(self._pool, generate_request(self._pool, message, (), stream=decoupled), self._connect)
+        call = HttpCall(self._pool, generate_request(self._pool, message, self._own(), stream=decoupled), self._connect)
         try:
             async with asyncio.timeout(deadline):
                 head = await call.send()
@@ -94,7 +96,7 @@ class HttpControl:
         )
 
     async def _document(self, path: str) -> bytes:
-        status, body = await get(self._pool, path, self._connect)
+        status, body = await get(self._pool, path, self._connect, self._own())
         if status != 200:
             raise from_http(status, error_text(body), endpoint=self._pool.endpoint, received=False)
         return body

@@ -63,7 +63,10 @@ class RawTriton:
         canceller: Canceller,
         vitals: Vitals,
         on_failure: Callable[[UpstreamError, bool], None],
+        own: Callable[[], Metadata] = tuple,
     ) -> None:
+        """`own` gives the metadata of what the gateway asks for itself."""
+        self._own = own
         self._endpoint = endpoint
         self._channel = channel
         self._canceller = canceller
@@ -106,7 +109,7 @@ class RawTriton:
         if known is None:
             request = service_pb2.ModelConfigRequest(name=model).SerializeToString()
             try:
-                answer = await self.unary("ModelConfig", request, (), timeout=_CONFIG_TIMEOUT_S)
+                answer = await self.unary("ModelConfig", request, self._own(), timeout=_CONFIG_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 raise self.judged(error, received=False, versioned=False) from None
             config = service_pb2.ModelConfigResponse.FromString(answer).config
