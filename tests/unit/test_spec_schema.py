@@ -42,6 +42,7 @@ from router.spec.fleet import (
 )
 from router.spec.schema import fleet_schema
 from router.spec.strict import read_fleet
+from router.spec.units import seconds
 from router.spec.wording import only_type
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +92,15 @@ def retentions() -> st.SearchStrategy[RetentionSpec]:
 def secrets() -> st.SearchStrategy[SecretSpec]:
     some = words.filter(bool)
     return struct(SecretSpec, env=some, file=st.none()) | struct(SecretSpec, env=st.none(), file=some)
+
+
+def outliers() -> st.SearchStrategy[OutlierSpec]:
+    ejections = st.lists(durations, min_size=2, max_size=2).map(lambda pair: sorted(pair, key=seconds))
+    once = st.just("1s")
+    rest = struct(OutlierSpec, failures=positive, base_ejection=once, max_ejection=once, max_ejected=percents)
+    return st.builds(
+        lambda pair, o: msgspec.structs.replace(o, base_ejection=pair[0], max_ejection=pair[1]), ejections, rest
+    )
 
 
 def prices() -> st.SearchStrategy[PriceSpec]:
@@ -157,13 +167,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 ),
                 ping=durations_or_off,
                 probe=struct(ProbeSpec, interval=durations, timeout=durations, failures=positive),
-                outlier=struct(
-                    OutlierSpec,
-                    failures=positive,
-                    base_ejection=durations,
-                    max_ejection=durations,
-                    max_ejected=percents,
-                ),
+                outlier=outliers(),
                 kv_block_tokens=st.none() | positive,
             )
         )
