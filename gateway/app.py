@@ -26,6 +26,7 @@ from gateway.http.front import Front
 from gateway.http.server import ClientServer
 from gateway.listening import not_to_be_had
 from gateway.metrics import FleetCollector, Metrics
+from gateway.overload import OverloadWatch
 from gateway.series import Rows
 from gateway.upstream.base import Failure, UpstreamError
 from router.fleet import Endpoint, FleetView
@@ -80,12 +81,14 @@ class Gateway:
         self.state = FleetState(
             redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply, publishes=inherited is None
         )
+        self._overload = OverloadWatch(spec.gateway.overload, self._metrics)
         access = Access(self._live_fleet, anonymous=spec.gateway.auth.anonymous == "allow")
         self._front = Front(
             self._live_fleet,
             access,
             self._live,
             self._metrics,
+            self._overload,
             size_bytes(spec.gateway.body_limit),
             exposes_routing=spec.gateway.expose_routing,
         )
@@ -94,12 +97,13 @@ class Gateway:
             access,
             self._live,
             self._metrics,
+            self._overload,
             lambda: self.lifecycle == "serving",
             exposes_routing=spec.gateway.expose_routing,
         )
         self._admin = AdminServer(self, admin_token) if inherited is None else None
         self._clients: ClientServer | None = None
-        self._sweep: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self.lifecycle: Lifecycle = "starting"
         self._metrics.registry.register(
             FleetCollector(lambda: self.fleet, lambda: self.live_requests, self.redis_connected)
@@ -140,8 +144,11 @@ class Gateway:
             await self._admin.start(self._spec.gateway.admin)
         await self.state.start()
         await self._live_fleet.probed_once(_FIRST_PROBES_S)
-        self._sweep = asyncio.create_task(self._live.sweep(), name="deadline sweep")
-        self._clients = ClientServer(self._front.handle)
+        self._watches = [
+            asyncio.create_task(self._live.sweep(), name="deadline sweep"),
+            asyncio.create_task(self._overload.watch(), name="overload watch"),
+        ]
+        self._clients = ClientServer(self._front.handle, self._overload)
         bound = self._inherited.http if self._inherited is not None else None
         await self._clients.start(self._spec.gateway.http, bound)
         if self._spec.gateway.grpc is not None:
@@ -156,9 +163,9 @@ class Gateway:
         self.lifecycle = "draining"
         if self._clients is not None:
             await self._drain(self._clients)
-        if self._sweep is not None:
-            self._sweep.cancel()
-            await asyncio.wait([self._sweep])
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
         if self._admin is not None:
             await self._admin.stop()
         await self._live_fleet.close()

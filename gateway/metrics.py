@@ -55,6 +55,9 @@ class Metrics(Collector):
         self.retries_refused = Counters(
             "headrace_retries_refused", "Failed requests not tried elsewhere: the retry budget was spent.", ("route",)
         )
+        self.overloaded = Counters(
+            "headrace_overload_seconds", "Seconds that a process has spent in each stage of overload.", ("stage",)
+        )
         self.ejections = Counters(
             "headrace_ejections", "Times an endpoint was ejected for failed requests in a row.", ("endpoint",)
         )
@@ -81,7 +84,7 @@ class Metrics(Collector):
             *(self.gaps, self.tokens, self.finished, self.body_bytes),
         )
         self._of_endpoints = (self.attempts, self.upstream_failures, self.ejections)
-        self._families = (*self._of_routes, *self._of_endpoints)
+        self._families = (*self._of_routes, *self._of_endpoints, self.overloaded)
         for family in self._families:
             self.registry.register(family)
 

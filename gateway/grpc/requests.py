@@ -12,6 +12,7 @@ from gateway.grpc.metadata import ClientMetadata
 from gateway.grpc.statuses import Status
 from gateway.kserve import API
 from gateway.metrics import UNKNOWN_ROUTE, Metrics
+from gateway.overload import OverloadWatch
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.raw import RawTriton
@@ -26,13 +27,21 @@ class Requests:
     """The gateway, as far as requests of this front need it."""
 
     def __init__(
-        self, fleet: LiveFleet, access: Access, live: LiveExchanges, metrics: Metrics, *, exposes_routing: bool
+        self,
+        fleet: LiveFleet,
+        access: Access,
+        live: LiveExchanges,
+        metrics: Metrics,
+        overload: OverloadWatch,
+        *,
+        exposes_routing: bool,
     ) -> None:
         self.fleet = fleet
         self.access = access
         self._exposes_routing = exposes_routing
         self.live = live
         self._metrics = metrics
+        self._overload = overload
         self._turns = itertools.count()
 
     def turn(self) -> int:
@@ -45,6 +54,7 @@ class Requests:
 
     def plan(self, prompt: PromptView, exchange: Exchange, view: FleetView) -> Plan:
         """Where a request goes in the fleet as its caller sees it; the exchange is told of both. Raises ApiError."""
+        self._overload.admit()
         exchange.tenant = view.tenant
         if prompt.model in view.routes:
             exchange.route = prompt.model

@@ -31,6 +31,7 @@ from gateway.http.client_response import NOBODY
 from gateway.kserve import BODY_LIMIT, EXTENSIONS, any_servable, repository_index
 from gateway.listening import free_port
 from gateway.metrics import Metrics
+from gateway.overload import OverloadWatch
 from gateway.upstream.triton.raw import SERVICE
 from router.errors import ApiError
 from router.fleet import FleetView
@@ -77,6 +78,7 @@ class GrpcFront:
         access: Access,
         live: LiveExchanges,
         metrics: Metrics,
+        overload: OverloadWatch,
         serving: Callable[[], bool],
         *,
         exposes_routing: bool,
@@ -85,7 +87,7 @@ class GrpcFront:
         self._fleet = fleet
         self._serving = serving
         self._server: Any = None
-        self._requests = requests = Requests(fleet, access, live, metrics, exposes_routing=exposes_routing)
+        self._requests = requests = Requests(fleet, access, live, metrics, overload, exposes_routing=exposes_routing)
         unary = Unary(requests)
         bytes_in = grpc.unary_unary_rpc_method_handler
         own = {

@@ -270,7 +270,9 @@ class ClientConnection(asyncio.Protocol):
     @property
     def ending(self) -> bool:
         """Whether the answer being written has to be this connection's last."""
-        return self._server.closing or (self._body is not None and not self._body.arrived)
+        server = self._server
+        kept = server.overload.keeps_connections and not server.closing
+        return not kept or (self._body is not None and not self._body.arrived)
 
     def close_if_idle(self) -> None:
         """Close a connection that nobody is being answered on."""
@@ -296,5 +298,5 @@ class ClientConnection(asyncio.Protocol):
         elif self._head:
             if waited > HEAD_S:
                 self._refuse(BadHeadError(408, "The request's head did not arrive in time.", "request_timeout"))
-        elif waited > (KEEP_ALIVE_S if self._used else HEAD_S):
+        elif waited > (KEEP_ALIVE_S if self._used else HEAD_S) or not self._server.overload.keeps_connections:
             self.close_if_idle()

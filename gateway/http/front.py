@@ -25,6 +25,7 @@ from gateway.http.placement import placement
 from gateway.http.request_head import RequestHead
 from gateway.kserve import API as KSERVE
 from gateway.metrics import Metrics
+from gateway.overload import OverloadWatch
 from gateway.relay.accounting import Account
 from gateway.request_ids import is_request_id, new_request_id
 from router.errors import ApiError
@@ -51,6 +52,7 @@ class Front:
         access: Access,
         live: LiveExchanges,
         metrics: Metrics,
+        overload: OverloadWatch,
         body_limit: int,
         *,
         exposes_routing: bool,
@@ -59,6 +61,7 @@ class Front:
         self._access = access
         self._live = live
         self._metrics = metrics
+        self._overload = overload
         self._body_limit = body_limit
         self._exposes_routing = exposes_routing
         self._started = int(time.time())
@@ -79,6 +82,7 @@ class Front:
         try:
             if head.raw_path not in OPEN_PATHS:
                 self._access.view(caller)
+                self._overload.admit()
         except ApiError as error:
             shape = kserve_body if kserve else error_body
             with Answering(self._live, self._metrics, KSERVE if kserve else api, request_id, response, shape):

@@ -10,6 +10,7 @@ from gateway.file_limit import ClientFiles
 from gateway.http.client_response import ClientResponse
 from gateway.http.connection import ClientConnection, Request
 from gateway.listening import listen
+from gateway.overload import OverloadWatch
 
 _CHECK_EVERY_S = 1.0
 
@@ -19,8 +20,9 @@ logger = logging.getLogger(__name__)
 class ClientServer:
     """Answers requests by `handle`, each in a task that is cancelled when its client goes."""
 
-    def __init__(self, handle: Callable[[Request], Awaitable[ClientResponse]]) -> None:
+    def __init__(self, handle: Callable[[Request], Awaitable[ClientResponse]], overload: OverloadWatch) -> None:
         self.handle = handle
+        self.overload = overload
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
         self.connections: set[ClientConnection] = set()

@@ -261,6 +261,18 @@ class AuthSpec(Spec, frozen=True, kw_only=True):
     clients' libraries insist on sending one."""
 
 
+class OverloadSpec(Spec, frozen=True, kw_only=True):
+    """The use of its resources at which a gateway process refuses new requests. From 80 % of that it keeps no
+    connection after its answer."""
+
+    loop_lag: DurationOrOff = "500ms"
+    """How late its event loop is."""
+    memory: PercentOrOff = "90%"
+    """Of the container's limit, or of the machine's memory where there is none."""
+    files: PercentOrOff = "95%"
+    """Of the files that the process may open."""
+
+
 class GatewaySpec(Spec, frozen=True, kw_only=True):
     """Listening addresses and limits of a gateway process."""
 
@@ -271,6 +283,7 @@ class GatewaySpec(Spec, frozen=True, kw_only=True):
     body_limit: Size = "32MiB"
     """Largest request body taken on `/v1`."""
     retry: RetrySpec = field(default_factory=RetrySpec)
+    overload: OverloadSpec = field(default_factory=OverloadSpec)
     auth: AuthSpec = field(default_factory=AuthSpec)
     expose_routing: bool = True
     """Tell clients in `x-headrace-*` headers where their requests went and why."""

@@ -12,6 +12,9 @@ from gateway.http import connection as connections
 from gateway.http.client_response import ClientResponse
 from gateway.http.connection import Request
 from gateway.http.server import ClientServer
+from gateway.metrics import Metrics
+from gateway.overload import OverloadWatch
+from router.spec.fleet import OverloadSpec
 from tests.harness import free_port
 
 LARGE = 1_000_000
@@ -30,7 +33,7 @@ async def serving(answer: Answer) -> AsyncIterator[tuple[ClientServer, socket.so
         await answer(request, response)
         return response
 
-    server, port = ClientServer(handle), free_port()
+    server, port = ClientServer(handle, OverloadWatch(OverloadSpec(), Metrics())), free_port()
     await server.start(f"127.0.0.1:{port}")
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)

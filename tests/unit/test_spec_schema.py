@@ -25,6 +25,7 @@ from router.spec.fleet import (
     GatewaySpec,
     KeySpec,
     OutlierSpec,
+    OverloadSpec,
     PoolSpec,
     PriceSpec,
     ProbeSpec,
@@ -205,6 +206,12 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 body_limit=st.from_regex(r"[1-9][0-9]{0,3}(B|KiB|MiB|GiB)", fullmatch=True),
                 expose_routing=st.booleans(),
                 auth=struct(AuthSpec, anonymous=st.sampled_from(["allow", "deny"])),
+                overload=struct(
+                    OverloadSpec,
+                    loop_lag=durations_or_off,
+                    memory=percents | st.just("off"),
+                    files=percents | st.just("off"),
+                ),
                 retry=struct(RetrySpec, budget=percents | st.just("off"), min_per_second=st.integers(0, 1000)),
             ),
         )
@@ -369,7 +376,7 @@ def test_the_example_fits_the_schema() -> None:
     "name",
     [
         *("EndpointSpec", "PoolSpec", "RouteSpec", "FleetSpec", "GatewaySpec", "TimeoutSpec"),
-        *("OutlierSpec", "RetrySpec", "ProbeSpec", "TenantSpec", "KeySpec", "AuthSpec"),
+        *("OutlierSpec", "OverloadSpec", "RetrySpec", "ProbeSpec", "TenantSpec", "KeySpec", "AuthSpec"),
     ],
 )
 def test_every_field_is_in_the_configuration_reference(name: str) -> None:

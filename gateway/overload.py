@@ -1,0 +1,134 @@
+"""What a gateway process uses of what it may: measured once a second, for `router.overload` to judge.
+
+- *loop*: how late the event loop runs a timer. Everything on it waits as long.
+- *memory*: of the container's limit (cgroup) what cannot be given back, else of the machine's memory what the process
+  holds.
+- *files*: open files of those the process may open.
+- *cpu*: CPU time of the process per second of time. It can use one core; that it uses all of it harms nobody as long
+  as the loop keeps up, so this alone never has requests refused.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import time
+from pathlib import Path
+
+from gateway.metrics import Metrics
+from router.errors import ApiError, unavailable
+from router.overload import ENTERED_AT, Change, Overload, Stage
+from router.spec.fleet import OverloadSpec
+from router.spec.units import seconds, share
+
+_EVERY_S = 1.0
+_CPU_MOST = ENTERED_AT[Stage.REFUSE] - 0.01
+_RETRY_AFTER_S = 2
+_LEAST = 1e-6
+"""In place of a share of nothing."""
+_READ_BYTES = 16 * 1024
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CGROUP = Path("/sys/fs/cgroup")
+_CLEARED = b"inactive_file "
+"""Of a cgroup's memory, pages of files that the kernel takes back when it needs them."""
+
+logger = logging.getLogger(__name__)
+
+_WORDS = {
+    Stage.NORMAL: "everything is served",
+    Stage.STOP_KEEP_ALIVE: "connections are closed after their answer",
+    Stage.REFUSE: "new requests are refused",
+}
+
+
+class OverloadWatch:
+    """Keeps an eye on one process."""
+
+    def __init__(self, spec: OverloadSpec, metrics: Metrics) -> None:
+        self._overload = Overload()
+        self._lag_limit = seconds(spec.loop_lag)
+        self._memory_share = share(spec.memory) or _LEAST
+        self._files_share = share(spec.files) or _LEAST
+        self._metrics = metrics
+        self._cpu, self._at = time.process_time(), time.monotonic()
+
+    @property
+    def keeps_connections(self) -> bool:
+        """Whether connections of clients are kept after their answer."""
+        return self._overload.stage is Stage.NORMAL
+
+    def admit(self) -> None:
+        """Raises a 503 ApiError if no new request is taken."""
+        if self._overload.stage is Stage.REFUSE:
+            raise refused()
+
+    async def watch(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        with contextlib.closing(_Memory()) as memory:
+            while True:
+                due = loop.time() + _EVERY_S
+                await asyncio.sleep(_EVERY_S)
+                change = self._overload.update(self._measure(max(loop.time() - due, 0.0), memory), loop.time())
+                self._metrics.overloaded.values[self._overload.stage.name.lower(),] += _EVERY_S
+                if change is not None:
+                    _tell(change)
+
+    def _measure(self, lag: float, memory: "_Memory") -> dict[str, float]:
+        cpu, at = time.process_time(), time.monotonic()
+        used = (cpu - self._cpu) / (at - self._at)
+        self._cpu, self._at = cpu, at
+        return {
+            "loop": lag / self._lag_limit,
+            "memory": memory.used() / self._memory_share,
+            "files": _files_used() / self._files_share,
+            "cpu": min(used, _CPU_MOST),
+        }
+
+
+def refused() -> ApiError:
+    """What a client is told while no new request is taken."""
+    message = "The gateway is overloaded and takes no new requests now. Try again in a moment."
+    return unavailable(message, code="overloaded", retry_after=_RETRY_AFTER_S)
+
+
+def _tell(change: Change) -> None:
+    level = logging.WARNING if change.now > change.before else logging.INFO
+    text = "overload: %s: %s is at %.0f%% of its limit (stage %s -> %s)"
+    stages = change.before.name.lower(), change.now.name.lower()
+    logger.log(level, text, _WORDS[change.now], change.resource, change.pressure * 100, *stages)
+
+
+def _files_used() -> float:
+    """About the share of files that are open: the system hands out the lowest number that is free."""
+    try:
+        lowest = os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return 1.0
+    os.close(lowest)
+    return lowest / resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class _Memory:
+    """The memory in use, of what may be. What tells of it is kept open: files may be what runs out."""
+
+    def __init__(self) -> None:
+        self._limit = os.sysconf("SC_PHYS_PAGES") * _PAGE
+        self._files = [os.open("/proc/self/statm", os.O_RDONLY)]
+        with contextlib.suppress(OSError, ValueError):  # no cgroup of version 2, or "max": no limit
+            self._limit = min(int((_CGROUP / "memory.max").read_text()), self._limit)
+            self._files += [os.open(_CGROUP / name, os.O_RDONLY) for name in ("memory.current", "memory.stat")]
+
+    def used(self) -> float:
+        """The share."""
+        process, *container = (os.pread(file, _READ_BYTES, 0) for file in self._files)
+        if not container:
+            return int(process.split()[1]) * _PAGE / self._limit
+        used, statistics = container
+        cleared = (int(line[len(_CLEARED) :]) for line in statistics.splitlines() if line.startswith(_CLEARED))
+        return (int(used) - sum(cleared)) / self._limit
+
+    def close(self) -> None:
+        for file in self._files:
+            os.close(file)

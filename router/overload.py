@@ -1,0 +1,70 @@
+"""How a gateway process protects itself: from how much of each resource is used to what it stops doing.
+
+Each resource has a limit, at which the process is in danger; its *pressure* is its use as a share of that. The greatest
+pressure decides the stage, in the order in which things can be spared: first idle connections are no longer kept, which
+costs clients a handshake; then new requests are refused. What has begun is always finished. This is Envoy's overload
+manager (resource monitors that trigger actions at thresholds) with one ladder for all resources.
+
+A stage is entered at once and left only when the pressure has been below what it is entered at, by a margin, for a
+while: what a stage relieves would otherwise bring its cause straight back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Stage(IntEnum):
+    """What the process has stopped doing. Each stage includes those before it."""
+
+    NORMAL = 0
+    STOP_KEEP_ALIVE = 1
+    REFUSE = 2
+
+
+ENTERED_AT = {Stage.STOP_KEEP_ALIVE: 0.8, Stage.REFUSE: 1.0}
+"""The pressure from which on a stage holds."""
+MARGIN = 0.1
+"""How far below that the pressure must have fallen for the stage to be left."""
+CALM_S = 5.0
+"""And for how long."""
+
+
+@dataclass(slots=True, frozen=True)
+class Change:
+    """The stage was `before` and is `now`, because of `resource`, whose pressure is `pressure`."""
+
+    before: Stage
+    now: Stage
+    resource: str
+    pressure: float
+
+
+class Overload:
+    """The stage of one process. Give it the pressures regularly."""
+
+    __slots__ = ("_calm_since", "pressures", "stage")
+
+    def __init__(self) -> None:
+        self.stage = Stage.NORMAL
+        self.pressures: Mapping[str, float] = {}
+        """The last ones, by resource."""
+        self._calm_since: float | None = None
+        """Since when the pressure has been low enough to leave the stage."""
+
+    def update(self, pressures: Mapping[str, float], now: float) -> Change | None:
+        """Take note of the pressures at `now` (seconds); a change of stage, if they bring one. Stages are left one at a
+        time."""
+        self.pressures = pressures
+        resource = max(pressures, key=pressures.__getitem__)
+        worst, before = pressures[resource], self.stage
+        reached = max((stage for stage, limit in ENTERED_AT.items() if worst >= limit), default=Stage.NORMAL)
+        if reached > before:
+            self.stage, self._calm_since = reached, None
+        elif before is Stage.NORMAL or worst > ENTERED_AT[before] - MARGIN:
+            self._calm_since = None
+        elif self._calm_since is None:
+            self._calm_since = now
+        elif now - self._calm_since >= CALM_S:
+            self.stage, self._calm_since = Stage(before - 1), now
+        return Change(before, self.stage, resource, worst) if self.stage is not before else None
