@@ -36,6 +36,8 @@ class Flow(Protocol):
 class Wire(Protocol):
     """A client's connection, as far as its answer is concerned."""
 
+    loop: asyncio.AbstractEventLoop
+    """The running one: asking for it costs a system call in Python 3.11."""
     transport: asyncio.Transport | None
     """None once the client has gone."""
     response: "ClientResponse | None"
@@ -126,7 +128,7 @@ class ClientResponse:
         lines = "".join([f"{name}: {value}\r\n" for name, value in shown])
         status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
         self._head = f"{status_line}{framing}Date: {_date()}\r\n{lines}\r\n".encode("latin-1", "replace")
-        asyncio.get_running_loop().call_soon(self._write_head)
+        self._wire.loop.call_soon(self._write_head)
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
         """Write a whole response; of one to HEAD, the head."""
@@ -140,7 +142,7 @@ class ClientResponse:
     def write(self, payload: bytes) -> None:
         """Write body bytes."""
         if not self.first_write:
-            self.first_write = asyncio.get_running_loop().time()
+            self.first_write = self._wire.loop.time()
         self.comment(payload)
 
     def comment(self, payload: bytes) -> None:
@@ -161,7 +163,7 @@ class ClientResponse:
 
     def write_last(self, payload: bytes) -> None:
         """Write the end of a chunked body, in one go with what says that it is the end."""
-        self.first_write = self.first_write or asyncio.get_running_loop().time()
+        self.first_write = self.first_write or self._wire.loop.time()
         self._body_ended = True
         self._write(b"%x\r\n%b\r\n%b" % (len(payload), payload, LAST_CHUNK))
 
@@ -207,13 +209,13 @@ class ClientResponse:
             self.writing_paused()  # since the answer before this one
 
     def writing_paused(self) -> None:
-        self.paused_since = asyncio.get_running_loop().time()
+        self.paused_since = self._wire.loop.time()
         if self._flow is not None:
             self._flow.pause()
 
     def writing_resumed(self) -> None:
         self.paused_since = 0.0
-        self.resumed_at = asyncio.get_running_loop().time()
+        self.resumed_at = self._wire.loop.time()
         if self._flow is not None:
             self._flow.resume()
 

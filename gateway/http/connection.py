@@ -82,11 +82,12 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_body", "_head", "_paused", "_server", "_since", "_stage", "_task", "_used",
-        "response", "transport", "writing_paused",
+        "loop", "response", "transport", "writing_paused",
     )  # fmt: skip
 
     def __init__(self, server: "ClientServer") -> None:
         self._server = server
+        self.loop = server.loop
         self.transport: asyncio.Transport | None = None
         """None once the client has gone."""
         self.response: ClientResponse | None = None
@@ -164,7 +165,7 @@ class ClientConnection(asyncio.Protocol):
         if rest and not body.arrived:
             rest = body.feed(rest)
         self._head = rest
-        self._task = self._server.loop.create_task(self._answer(Request(head, body, self)))
+        self._task = self.loop.create_task(self._answer(Request(head, body, self)))
 
     async def _answer(self, request: Request) -> None:
         try:
