@@ -4,8 +4,8 @@
 - *memory*: of the container's limit (cgroup) what cannot be given back, else of the machine's memory what the process
   holds.
 - *files*: open files of those the process may open.
-- *cpu*: CPU time of the process per second of time. It can use one core; that it uses all of it harms nobody as long
-  as the loop keeps up, so this alone never has requests refused.
+
+CPU time is not measured by itself: that a process uses all of its core harms nobody as long as the loop keeps up.
 """
 
 import asyncio
@@ -13,17 +13,15 @@ import contextlib
 import logging
 import os
 import resource
-import time
 from pathlib import Path
 
 from gateway.metrics import Metrics
 from router.errors import ApiError, unavailable
-from router.overload import ENTERED_AT, Change, Overload, Stage
+from router.overload import Change, Overload, Stage
 from router.spec.fleet import OverloadSpec
 from router.spec.units import seconds, share
 
 _EVERY_S = 1.0
-_CPU_MOST = ENTERED_AT[Stage.REFUSE] - 0.01
 _RETRY_AFTER_S = 2
 _LEAST = 1e-6
 """In place of a share of nothing."""
@@ -51,7 +49,6 @@ class OverloadWatch:
         self._memory_share = share(spec.memory) or _LEAST
         self._files_share = share(spec.files) or _LEAST
         self._metrics = metrics
-        self._cpu, self._at = time.process_time(), time.monotonic()
 
     @property
     def keeps_connections(self) -> bool:
@@ -76,14 +73,10 @@ class OverloadWatch:
                     _tell(change)
 
     def _measure(self, lag: float, memory: "_Memory") -> dict[str, float]:
-        cpu, at = time.process_time(), time.monotonic()
-        used = (cpu - self._cpu) / (at - self._at)
-        self._cpu, self._at = cpu, at
         return {
             "loop": lag / self._lag_limit,
             "memory": memory.used() / self._memory_share,
             "files": _files_used() / self._files_share,
-            "cpu": min(used, _CPU_MOST),
         }
 
 

@@ -1,9 +1,9 @@
 """How a gateway process protects itself: from how much of each resource is used to what it stops doing.
 
 Each resource has a limit, at which the process is in danger; its *pressure* is its use as a share of that. The greatest
-pressure decides the stage, in the order in which things can be spared: first idle connections are no longer kept, which
-costs clients a handshake; then new requests are refused. What has begun is always finished. This is Envoy's overload
-manager (resource monitors that trigger actions at thresholds) with one ladder for all resources.
+pressure decides the stage, in the order in which things can be spared: where that helps, idle connections are no longer
+kept, which costs clients a handshake; then new requests are refused. What has begun is always finished. This is Envoy's
+overload manager: resource monitors that trigger actions at thresholds.
 
 A stage is entered at once and left only when the pressure has been below what it is entered at, by a margin, for a
 while: what a stage relieves would otherwise bring its cause straight back.
@@ -24,6 +24,8 @@ class Stage(IntEnum):
 
 ENTERED_AT = {Stage.STOP_KEEP_ALIVE: 0.8, Stage.REFUSE: 1.0}
 """The pressure from which on a stage holds."""
+HELD_BY_IDLE = frozenset({"memory", "files"})
+"""The resources that closing idle connections relieves. Time is none of them: new connections cost more of it."""
 MARGIN = 0.1
 """How far below that the pressure must have fallen for the stage to be left."""
 CALM_S = 5.0
@@ -56,15 +58,23 @@ class Overload:
         """Take note of the pressures at `now` (seconds); a change of stage, if they bring one. Stages are left one at a
         time."""
         self.pressures = pressures
-        resource = max(pressures, key=pressures.__getitem__)
-        worst, before = pressures[resource], self.stage
-        reached = max((stage for stage, limit in ENTERED_AT.items() if worst >= limit), default=Stage.NORMAL)
+        before = self.stage
+        reached, resource = max((_reached(name, pressure), name) for name, pressure in pressures.items())
         if reached > before:
             self.stage, self._calm_since = reached, None
-        elif before is Stage.NORMAL or worst > ENTERED_AT[before] - MARGIN:
+        elif any(_reached(name, pressure + MARGIN) >= before for name, pressure in pressures.items()):
             self._calm_since = None
         elif self._calm_since is None:
             self._calm_since = now
         elif now - self._calm_since >= CALM_S:
             self.stage, self._calm_since = Stage(before - 1), now
-        return Change(before, self.stage, resource, worst) if self.stage is not before else None
+        return Change(before, self.stage, resource, pressures[resource]) if self.stage is not before else None
+
+
+def _reached(resource: str, pressure: float) -> Stage:
+    """The stage that a resource's pressure calls for."""
+    if pressure >= ENTERED_AT[Stage.REFUSE]:
+        return Stage.REFUSE
+    if pressure >= ENTERED_AT[Stage.STOP_KEEP_ALIVE] and resource in HELD_BY_IDLE:
+        return Stage.STOP_KEEP_ALIVE
+    return Stage.NORMAL

@@ -262,8 +262,8 @@ class AuthSpec(Spec, frozen=True, kw_only=True):
 
 
 class OverloadSpec(Spec, frozen=True, kw_only=True):
-    """The use of its resources at which a gateway process refuses new requests. From 80 % of that it keeps no
-    connection after its answer."""
+    """The use of its resources at which a gateway process refuses new requests. From 80 % of that, of memory and files,
+    it keeps no connection after its answer."""
 
     loop_lag: DurationOrOff = "500ms"
     """How late its event loop is."""

@@ -66,13 +66,13 @@ async def test_a_gateway_that_is_short_of_memory_refuses_until_it_is_not(client:
         assert await status(client, running) == (200, None, True)
 
 
-async def test_a_loop_that_lags_has_idle_connections_closed(client: aiohttp.ClientSession) -> None:
+async def test_a_gateway_nearly_short_of_memory_has_idle_connections_closed(client: aiohttp.ClientSession) -> None:
     async with ScriptedEngine(answer) as engine:
-        async with running_gateway(spec_of(engine, loop_lag="1s")) as running:
+        async with running_gateway(spec_of(engine)) as running:
             reader, writer = await asyncio.open_connection("127.0.0.1", running.http_port)
-            running.gateway._overload._overload.update({"loop": 0.85}, asyncio.get_running_loop().time())
+            running.gateway._overload._overload.update({"memory": 0.85}, asyncio.get_running_loop().time())
             assert (await status(client, running))[2] is False
-            running.gateway._overload._overload.update({"loop": 0.85}, asyncio.get_running_loop().time())
+            running.gateway._overload._overload.update({"memory": 0.85}, asyncio.get_running_loop().time())
             clients = running.gateway._clients
             assert clients is not None
             for connection in tuple(clients.connections):

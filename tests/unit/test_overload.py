@@ -17,12 +17,19 @@ def test_the_worst_resource_decides_at_once() -> None:
     assert (change.now, change.resource) == (Stage.REFUSE, "loop")
 
 
+def test_a_loop_that_lags_costs_nobody_a_connection() -> None:
+    overload = Overload()
+    assert overload.update({"loop": 0.99}, 0) is None
+    overload.update({"loop": 1.0}, 1)
+    assert overload.stage is Stage.REFUSE
+
+
 def test_a_stage_is_left_after_a_while_of_calm_one_at_a_time() -> None:
     overload = Overload()
-    overload.update({"loop": 1.0}, 0)
+    overload.update({"memory": 1.0}, 0)
     stages = []
     for second in range(1, 20):
-        overload.update({"loop": 0.5}, second)
+        overload.update({"memory": 0.5}, second)
         stages.append(overload.stage)
     calm = int(CALM_S)
     assert stages[: 2 * calm + 6] == [Stage.REFUSE] * calm + [Stage.STOP_KEEP_ALIVE] * calm + [Stage.NORMAL] * 6
@@ -30,16 +37,16 @@ def test_a_stage_is_left_after_a_while_of_calm_one_at_a_time() -> None:
 
 def test_a_pressure_just_below_the_threshold_leaves_nothing() -> None:
     overload = Overload()
-    overload.update({"loop": 1.0}, 0)
+    overload.update({"memory": 1.0}, 0)
     for second in range(1, 100):
-        assert overload.update({"loop": 0.95 if second % 4 else 0.5}, second) is None
+        assert overload.update({"memory": 0.95 if second % 4 else 0.5}, second) is None
 
 
 @given(st.lists(st.floats(0, 2), max_size=60))
 def test_what_is_refused_is_refused_for_a_reason_not_long_past(pressures: list[float]) -> None:
     overload, last_high = Overload(), float("-inf")
     for second, pressure in enumerate(pressures):
-        overload.update({"loop": pressure}, second)
+        overload.update({"memory": pressure}, second)
         if pressure >= ENTERED_AT[Stage.REFUSE]:
             assert overload.stage is Stage.REFUSE
         if pressure > 0.9:
