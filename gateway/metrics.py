@@ -18,7 +18,8 @@ from router.fleet import FleetView
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
-_REASONS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter", "abort"})
+FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter", "abort"})
+"""Those that are counted by name."""
 
 UNKNOWN_ROUTE = "unknown"
 CLIENT_GONE = 499
@@ -119,7 +120,7 @@ class Metrics(Collector):
         if account.completion_tokens:
             tokens[api, route, "completion"] += account.completion_tokens
         if reason := account.finish_reason:
-            self.finished.values[api, route, reason if reason in _REASONS else "other"] += 1
+            self.finished.values[api, route, reason if reason in FINISH_REASONS else "other"] += 1
         if account.body_bytes:
             self.body_bytes.values[api, route] += account.body_bytes
 
