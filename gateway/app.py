@@ -12,6 +12,7 @@ import contextlib
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -28,6 +29,7 @@ from gateway.listening import not_to_be_had
 from gateway.metrics import FleetCollector, Metrics
 from gateway.overload import OverloadWatch
 from gateway.series import Rows
+from gateway.telemetry.observer import observer_of
 from gateway.upstream.base import Failure, UpstreamError
 from router.fleet import Endpoint, FleetView
 from router.merge import MergedFleet
@@ -148,7 +150,11 @@ class Gateway:
             asyncio.create_task(self._live.sweep(), name="deadline sweep"),
             asyncio.create_task(self._overload.watch(), name="overload watch"),
         ]
-        self._clients = ClientServer(self._front.handle, self._overload)
+        handle = self._front.handle
+        self._live.observer = observer = observer_of(self._spec, self._metrics, self._live.now)
+        if observer is not None and observer.tells_of_all:
+            handle = partial(observer.handle, handle)
+        self._clients = ClientServer(handle, self._overload)
         bound = self._inherited.http if self._inherited is not None else None
         await self._clients.start(self._spec.gateway.http, bound)
         if self._spec.gateway.grpc is not None:
@@ -168,6 +174,8 @@ class Gateway:
         await asyncio.gather(*self._watches, return_exceptions=True)
         if self._admin is not None:
             await self._admin.stop()
+        if self._live.observer is not None:
+            await self._live.observer.close()
         await self._live_fleet.close()
         await self.state.stop()
 

@@ -124,6 +124,7 @@ async def first_willing(
             sent = await send(attempt, engine)
         except UpstreamError as error:
             engines.failed(attempt, error)
+            exchange.failed(error)
             lost += error.failure is Failure.LOST_BEFORE_ANSWER
             if not error.retryable or lost > MAX_LOST or attempt is attempts[-1]:
                 raise
@@ -161,7 +162,7 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
                 stream=prompt.stream,
                 include_usage=prompt.include_usage,
                 request_id=request.request_id,
-                headers=request.headers + engines.credentials(attempt, request.authorization),
+                headers=exchange.passed(request.headers) + engines.credentials(attempt, request.authorization),
                 endpoint=attempt.endpoint,
                 pool=attempt.pool,
                 retention=plan.route.retention,
@@ -208,6 +209,7 @@ async def relay(exchange: Exchange, response: ClientResponse, answer: OpenAnswer
             await answer.call.relay(response)
     except UpstreamError as error:
         engines.failed(answer.attempt, error)
+        exchange.failed(error)
         _report(response, exchange, error)
     else:
         response.finish()
@@ -223,6 +225,7 @@ def _headers(exchange: Exchange, answer: OpenAnswer) -> Headers:
 
 def _report(response: ClientResponse, exchange: Exchange, error: UpstreamError) -> None:
     """Tell the client that its answer ends here, without ever making it look whole."""
+    exchange.told(error.code)
     if exchange.streamed:
         response.write(error_event(as_api_error(error)))
         response.finish()

@@ -12,16 +12,23 @@ a quarter of the shortest time in force, instead of a timer per request that eve
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.relay.accounting import Account
-from gateway.upstream.base import TOTAL_TIMEOUT, Failure, LiveCall, UpstreamError
+from gateway.telemetry.record import Record
+from gateway.telemetry.trace import Trace
+from gateway.upstream.base import TOTAL_TIMEOUT, Failure, Headers, LiveCall, UpstreamError
 from router import outlier
-from router.fleet import Pool
-from router.plan import Attempt
+from router.fleet import FleetView, Pool
+from router.plan import Attempt, Plan, plan
+from router.prompt import PromptView
 from router.retry import RetryBudget, RetryPlace
 from router.timeouts import Asked, Timeouts
+
+if TYPE_CHECKING:
+    from gateway.telemetry.observer import Observer
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +53,7 @@ class Exchange:
 
     __slots__ = (
         "_live", "_place", "account", "asked_timeouts", "attempt", "attempt_started", "attempts", "call", "client",
-        "failure", "ping", "pinged", "route", "started", "streamed", "tenant", "timeouts",
+        "failure", "ping", "pinged", "record", "route", "started", "streamed", "tenant", "timeouts", "trace",
     )  # fmt: skip
 
     def __init__(self, live: "LiveExchanges", client: Client) -> None:
@@ -74,6 +81,10 @@ class Exchange:
         self.pinged = self.started
         self.account: Account | None = None
         """What the answer says about itself, where that is known."""
+        self.record: Record | None = None
+        """For those who are told of requests; None if nobody is."""
+        self.trace: Trace | None = None
+        """None of a request that is not traced."""
 
     def __enter__(self) -> "Exchange":
         self._live.add(self)
@@ -100,6 +111,8 @@ class Exchange:
             self.timeouts = self.timeouts.asked(self.asked_timeouts, attempt.pool.timeout_limits)
             self._live.hurry(self.timeouts.shortest)
         self.attempt_started = self._live.now()
+        if self.trace is not None:
+            self.trace.begin_attempt(attempt)
 
     def still_sending(self) -> None:
         """The engine has just taken more of the request: how long it may take to answer counts from now."""
@@ -131,6 +144,30 @@ class Exchange:
         place, self._place = self._place, None
         if place is not None:
             self._live.retries.give_back(place, self._live.now())
+
+    def failed(self, error: UpstreamError) -> None:
+        """The attempt failed."""
+        if self.trace is not None:
+            self.trace.failed(error)
+
+    def passed(self, headers: Headers) -> Headers:
+        """What of a client's `headers` goes to the attempt's engine."""
+        return headers if self.trace is None else self.trace.passed(headers)
+
+    def decide(self, prompt: PromptView, view: FleetView) -> Plan:
+        """As `router.plan.plan`."""
+        if self.trace is None:
+            return plan(prompt, view)
+        began = time.monotonic()
+        try:
+            return plan(prompt, view)
+        finally:
+            self.trace.decided = began, time.monotonic()
+
+    def told(self, code: str | None) -> None:
+        """The client is told of an error with this code."""
+        if self.record is not None:
+            self.record.code = code or ""
 
     def enforce_deadlines(self, now: float) -> None:
         """Give up what is overdue: the engine's call, or a client that does not read."""
@@ -173,6 +210,8 @@ class LiveExchanges:
     def __init__(self, pools: Callable[[], Iterable[Pool]], retries: RetryBudget) -> None:
         """`pools` gives those whose deadlines are in force."""
         self._open: set[Exchange] = set()
+        self.observer: Observer | None = None
+        """Who is told of requests; None if nobody is."""
         self.retries = retries
         self._pools = pools
         self.now = asyncio.get_running_loop().time

@@ -59,6 +59,17 @@ class Metrics(Collector):
         self.overloaded = Counters(
             "headrace_overload_seconds", "Seconds that a process has spent in each stage of overload.", ("stage",)
         )
+        self.access_log_dropped = Counters(
+            "headrace_access_log_dropped",
+            "Lines of the access log lost, because they could not be written, or not fast enough.",
+            (),
+        )
+        self.spans = Counters(
+            "headrace_spans",
+            "Spans of traced requests: exported, not taken by the collector (failed), or not sent because too many"
+            " waited (dropped).",
+            ("outcome",),
+        )
         self.ejections = Counters(
             "headrace_ejections", "Times an endpoint was ejected for failed requests in a row.", ("endpoint",)
         )
@@ -85,7 +96,7 @@ class Metrics(Collector):
             *(self.gaps, self.tokens, self.finished, self.body_bytes),
         )
         self._of_endpoints = (self.attempts, self.upstream_failures, self.ejections)
-        self._families = (*self._of_routes, *self._of_endpoints, self.overloaded)
+        self._families = (*self._of_routes, *self._of_endpoints, self.overloaded, self.access_log_dropped, self.spans)
         for family in self._families:
             self.registry.register(family)
 
@@ -123,6 +134,14 @@ class Metrics(Collector):
             self.finished.values[api, route, reason if reason in FINISH_REASONS else "other"] += 1
         if account.body_bytes:
             self.body_bytes.values[api, route] += account.body_bytes
+
+    def dropped_lines(self, count: int) -> None:
+        """Count lines of the access log that are lost."""
+        self.access_log_dropped.values[()] += count
+
+    def told_of_spans(self, outcome: str, count: int) -> None:
+        """Count spans of which there is an outcome."""
+        self.spans.values[outcome,] += count
 
     def forget_endpoint(self, id_: str) -> None:
         """Drop the series of an endpoint that left the fleet: pods come with ever new names."""

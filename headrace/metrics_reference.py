@@ -29,6 +29,7 @@ _LABELS: dict[str, str | tuple[str, ...]] = {
     "phase": get_args(Phase),
     "failure": tuple(failure.value for failure in Failure),
     "stage": tuple(stage.name.lower() for stage in Stage),
+    "outcome": ("exported", "failed", "dropped"),
     "headrace_attempts.reason": get_args(Reason),
     "headrace_finished.reason": (*sorted(FINISH_REASONS), "other"),
     "headrace_tokens.kind": ("prompt", "prompt_cached", "completion"),

@@ -115,6 +115,8 @@ async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncI
         admin=f"127.0.0.1:{admin_port}",
         body_limit=spec.gateway.body_limit,
         expose_routing=spec.gateway.expose_routing,
+        access_log=spec.gateway.access_log,
+        tracing=spec.gateway.tracing,
         retry=spec.gateway.retry,
         auth=spec.gateway.auth if spec.tenants else OPEN,
     )

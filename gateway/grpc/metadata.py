@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.access import AUTHORIZATION, KEY_HEADERS, Access
 from gateway.request_ids import is_request_id, new_request_id
+from gateway.upstream.base import Headers
 from gateway.upstream.triton.raw import Metadata
 from router.tenants import Digest
 
@@ -29,20 +30,23 @@ class ClientMetadata:
         "_exposes_routing",
         "authorization",
         "caller",
+        "context",
         "passed",
         "passed_stream",
         "request_id",
         "wants_status",
     )
 
-    _echoed: Metadata
+    _echoed: Headers
     authorization: str
     """The client's own; see `gateway.credentials`."""
     caller: Digest
     """As `Access.view` takes it."""
-    passed: Metadata
+    context: Any
+    """The RPC's."""
+    passed: Headers
     """What goes on to the engine."""
-    passed_stream: Metadata
+    passed_stream: Headers
     """What goes on to the engine with a stream of one request."""
     request_id: str
     """The client's id of the RPC, or one made for the log."""
@@ -52,6 +56,7 @@ class ClientMetadata:
     def __init__(self, context: Any, access: Access, *, exposes_routing: bool) -> None:
         """Without `exposes_routing`, the client is not told of endpoints."""
         self._exposes_routing = exposes_routing
+        self.context = context
         given = {key: value for key, value in context.invocation_metadata() or () if key in _HEARD}
         self.caller = access.caller(given)
         self.authorization = given.get(AUTHORIZATION, "")

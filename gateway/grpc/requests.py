@@ -3,21 +3,22 @@
 import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from gateway.access import Access
 from gateway.dispatch import first_willing
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.grpc.metadata import ClientMetadata
-from gateway.grpc.statuses import Status
+from gateway.grpc.statuses import OK, Status
 from gateway.kserve import API
 from gateway.metrics import UNKNOWN_ROUTE, Metrics
 from gateway.overload import OverloadWatch
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
-from gateway.upstream.triton.raw import RawTriton
+from gateway.upstream.triton.raw import SERVICE, RawTriton
 from router.fleet import FleetView
-from router.plan import Attempt, Plan, plan
+from router.plan import Attempt, Plan
 from router.prompt import PromptView
 
 _Sent = TypeVar("_Sent")
@@ -58,7 +59,7 @@ class Requests:
         exchange.tenant = view.tenant
         if prompt.model in view.routes:
             exchange.route = prompt.model
-        return plan(prompt, view)
+        return exchange.decide(prompt, view)
 
     def raw(self, attempt: Attempt) -> RawTriton:
         """The server of an attempt. Raises UpstreamError if it takes no requests any more."""
@@ -78,11 +79,28 @@ class Requests:
 
         return await first_willing(exchange, decided, self.fleet, request_id, send_raw)
 
+    def begin(self, exchange: Exchange, method: str, metadata: ClientMetadata) -> None:
+        """A request has come by an RPC."""
+        if self.live.observer is not None:
+            context = metadata.context
+            headers = dict(context.invocation_metadata() or ())
+            client = _address(context.peer())
+            self.live.observer.begin_rpc(exchange, f"{SERVICE}/{method}", metadata.request_id, headers, client)
+
     def observe(self, exchange: Exchange, status: Status, first_write: float = 0.0) -> None:
         """Count a request that has ended; `first_write` is the loop time of a stream's first message."""
         started = exchange.started
         ttft = first_write - started if first_write else None
         self._metrics.answered(API, exchange.route or UNKNOWN_ROUTE, status.http, self.live.now() - started, ttft)
+        if self.live.observer is not None:
+            exchange.streamed = bool(first_write)
+            exchange.told(status.code.name.lower() if status is not OK else None)
+            self.live.observer.end(exchange, API, status.http, ttft)
+
+
+def _address(peer: str) -> str:
+    """The address in what gRPC calls a peer: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def raw_triton(engine: Engine) -> RawTriton:

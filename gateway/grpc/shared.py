@@ -137,7 +137,7 @@ class SharedStream:
 
         async def send(attempt: Attempt, raw: RawTriton) -> bytes:
             self._attempt, self._raw = attempt, raw
-            self._rpc = raw.infer_stream(session.metadata.passed + session.credentials(attempt))
+            self._rpc = raw.infer_stream(exchange.passed(session.metadata.passed) + session.credentials(attempt))
             self._call = StreamCall(raw, self._rpc, versioned=found.versioned, request_id=found.id)
             session.begin_call(exchange, self._call)
             await self._write(message)

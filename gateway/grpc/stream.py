@@ -185,6 +185,7 @@ class Session:
         turn, in_turn = Turn(), True
         with Exchange(requests.live, self) as exchange:
             self._exchanges.add(exchange)
+            requests.begin(exchange, "ModelStreamInfer", self.metadata)
             try:
                 async with self._in_order:  # in which requests go out
                     try:
@@ -264,7 +265,7 @@ class Session:
 
         async def send(attempt: Attempt, raw: RawTriton) -> tuple[Attempt, RawTriton, StreamCall, bytes | None]:
             renamed = message + wire.name_field(attempt.pool.spec.model)
-            rpc = raw.infer_alone(renamed, self.metadata.passed_stream + self.credentials(attempt))
+            rpc = raw.infer_alone(renamed, exchange.passed(self.metadata.passed_stream) + self.credentials(attempt))
             call = WatchedCall(raw, rpc, versioned=found.versioned, request_id=found.id)
             self.begin_call(exchange, call)
             first = await call.read()
@@ -286,6 +287,7 @@ class Session:
                 answer = await call.read()
         except UpstreamError as error:
             requests.fleet.failed(attempt, error)
+            exchange.failed(error)
             raise
         return first_write
 
@@ -323,7 +325,7 @@ class Session:
 
         async def send(attempt: Attempt, raw: RawTriton) -> bytes:
             renamed = message + wire.name_field(attempt.pool.spec.model)
-            rpc = raw.unary("ModelInfer", renamed, self.metadata.passed + self.credentials(attempt))
+            rpc = raw.unary("ModelInfer", renamed, exchange.passed(self.metadata.passed) + self.credentials(attempt))
             call = UnaryCall(raw, rpc, versioned=found.versioned, request_id=found.id)
             self.begin_call(exchange, call)
             return await call.response()

@@ -65,6 +65,7 @@ class Unary:
         metadata = self._requests.metadata(context)
         status = INTERNAL
         with Exchange(self._requests.live, _CLIENT) as exchange:
+            self._requests.begin(exchange, "ModelInfer", metadata)
             try:
                 fleet = self._requests.access.view(metadata.caller)
                 found = read_infer(message, stream=False, otherwise=self._requests.turn(), salt=fleet.salt)
@@ -146,7 +147,8 @@ class Unary:
         def send(attempt: Attempt, engine: Engine) -> Awaitable[bytes]:
             raw = raw_triton(engine)
             renamed = message + wire.name_field(attempt.pool.spec.model)
-            rpc = raw.unary(method, renamed, metadata.passed + fleet.credentials(attempt, metadata.authorization))
+            credentials = fleet.credentials(attempt, metadata.authorization)
+            rpc = raw.unary(method, renamed, exchange.passed(metadata.passed) + credentials)
             exchange.call = call = UnaryCall(raw, rpc, versioned=versioned, request_id=id_)
             return call.response()
 

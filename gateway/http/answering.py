@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.http.client_response import NOBODY, ClientResponse, Headers
+from gateway.http.connection import Request
 from gateway.http.errors import INTERNAL, as_api_error, error_event
 from gateway.http.placement import placement
 from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
@@ -26,13 +27,14 @@ Shape = Callable[[ApiError], bytes]
 class Answering:
     """A request's exchange, as a context manager. It is counted under `api`, or not at all if that is None."""
 
-    __slots__ = ("_api", "_exchange", "_live", "_metrics", "_request_id", "_response", "_shape")
+    __slots__ = ("_api", "_exchange", "_live", "_metrics", "_request", "_request_id", "_response", "_shape")
 
     def __init__(
         self,
         live: LiveExchanges,
         metrics: Metrics,
         api: str | None,
+        request: Request,
         request_id: str,
         response: ClientResponse,
         shape: Shape,
@@ -40,20 +42,23 @@ class Answering:
         self._live = live
         self._metrics = metrics
         self._api = api
+        self._request = request
         self._request_id = request_id
         self._response = response
         self._shape = shape
         self._exchange = Exchange(live, response)
 
     def __enter__(self) -> Exchange:
+        observer = self._live.observer
+        if observer is not None:
+            observer.begin_http(self._exchange, self._request, self._request_id)
         return self._exchange.__enter__()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         try:
             if error is not None:
                 self._tell(error)
-            if self._api is not None:
-                self._count(self._api)
+            self._count()
         except Exception:  # the client has its answer: nothing may be added to it
             logger.exception("request %s could not be answered or counted", self._request_id)
             self._response.close_after()
@@ -80,18 +85,23 @@ class Answering:
             else:
                 refuse(response, INTERNAL, self._shape, self._exchange)
 
-    def _count(self, api: str) -> None:
-        exchange, response = self._exchange, self._response
+    def _count(self) -> None:
+        api, exchange, response = self._api, self._exchange, self._response
         started = exchange.started
         ttft = response.first_write - started if exchange.streamed and response.first_write else None
-        route = exchange.route or UNKNOWN_ROUTE
-        self._metrics.answered(api, route, response.status, self._live.now() - started, ttft)
-        if exchange.account is not None:
-            self._metrics.accounted(api, route, exchange.account)
+        if api is not None:
+            route = exchange.route or UNKNOWN_ROUTE
+            self._metrics.answered(api, route, response.status, self._live.now() - started, ttft)
+            if exchange.account is not None:
+                self._metrics.accounted(api, route, exchange.account)
+        if self._live.observer is not None:
+            self._live.observer.end(exchange, api, response.status, ttft)
 
 
 def refuse(response: ClientResponse, error: ApiError, shape: Shape, exchange: Exchange | None = None) -> None:
     """Answer with an error; one that comes after a sign of life is an event."""
+    if exchange is not None:
+        exchange.told(error.code)
     if response.started:
         response.write(error_event(error))
         response.finish()

@@ -49,12 +49,14 @@ logger = logging.getLogger(__name__)
 class Request:
     """One request as its handler gets it."""
 
-    __slots__ = ("body", "connection", "head")
+    __slots__ = ("body", "connection", "head", "recorded")
 
     def __init__(self, head: RequestHead, body: RequestBody, connection: "ClientConnection") -> None:
         self.head = head
         self.body = body
         self.connection = connection
+        self.recorded = False
+        """It has an exchange, whose end is told of."""
 
 
 class _Stage(enum.Enum):
@@ -274,6 +276,12 @@ class ClientConnection(asyncio.Protocol):
         server = self._server
         kept = server.overload.keeps_connections and not server.closing
         return not kept or (self._body is not None and not self._body.arrived)
+
+    @property
+    def client(self) -> str:
+        """The client's address; empty once it has gone."""
+        peer = self.transport.get_extra_info("peername") if self.transport is not None else None
+        return str(peer[0]) if peer else ""
 
     def close_if_idle(self) -> None:
         """Close a connection that nobody is being answered on."""

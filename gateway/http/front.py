@@ -30,7 +30,6 @@ from gateway.relay.accounting import Account
 from gateway.request_ids import is_request_id, new_request_id
 from router.errors import ApiError
 from router.fleet import FleetView, Route
-from router.plan import plan
 from router.prompt import Api, isolate, read_fields, read_prompt
 from router.tenants import Digest
 from router.timeouts import TIMEOUTS_HEADER, read_timeouts
@@ -85,7 +84,7 @@ class Front:
                 self._overload.admit()
         except ApiError as error:
             shape = kserve_body if kserve else error_body
-            with Answering(self._live, self._metrics, KSERVE if kserve else api, request_id, response, shape):
+            with Answering(self._live, self._metrics, KSERVE if kserve else api, request, request_id, response, shape):
                 raise error
             return response
         if api is not None:
@@ -103,7 +102,7 @@ class Front:
     async def _generate(
         self, api: Api, request: Request, request_id: str, caller: Digest, response: ClientResponse
     ) -> None:
-        with Answering(self._live, self._metrics, api, request_id, response, error_body) as exchange:
+        with Answering(self._live, self._metrics, api, request, request_id, response, error_body) as exchange:
             answer = await self._open(api, request, request_id, caller, exchange, response)
             await relay(exchange, response, answer, self._fleet)
 
@@ -126,7 +125,7 @@ class Front:
         if prompt.model in view.routes:  # else it is counted under no name that a client makes up
             exchange.route = prompt.model
             response.headers += (("x-headrace-route", exchange.route),)
-        decided = plan(prompt, view)
+        decided = exchange.decide(prompt, view)
         passed = (("x-request-id", request_id), *passed_headers(headers, TRACE_CONTEXT))
         if (asked_timeouts := headers.get(TIMEOUTS_HEADER)) is not None:
             exchange.asked_timeouts = read_timeouts(asked_timeouts)

@@ -117,7 +117,7 @@ class KServeFront:
                 contextlib.suppress(UpstreamError, ApiError, msgspec.MsgspecError),
             ):
                 decided = _over_http(plan(view(name, Opening(), None, 0), fleet))
-                sending = Sending(asked, "GET", request_id, [], given, b"", None)
+                sending = Sending(asked, "GET", request_id, (), given, b"", None)
                 answer = await open_answer(exchange, decided, sending, self._fleet)
                 if answer.error_body is None:
                     await answer.call.relay(kept)
@@ -162,7 +162,7 @@ class KServeFront:
         self, asked: ModelPath, request: Request, request_id: str, caller: Digest, response: ClientResponse
     ) -> None:
         api = API if asked.operation in GENERATING else None
-        with Answering(self._live, self._metrics, api, request_id, response, kserve_body) as exchange:
+        with Answering(self._live, self._metrics, api, request, request_id, response, kserve_body) as exchange:
             request.body.begin(BODY_LIMIT)
             await self._relay(asked, request, request_id, caller, exchange, response)
 
@@ -191,14 +191,14 @@ class KServeFront:
         exchange.route = asked.model
         response.headers += (("x-headrace-route", exchange.route),)
         try:
-            decided = _over_http(plan(prompt, fleet))
+            decided = _over_http(exchange.decide(prompt, fleet))
         except ApiError:
             if asked.operation == "ready":
                 raise _unknown(asked) from None
             raise
-        lines = [f"{name}: {value}" for name, value in passed_headers(request.head.headers, PASSED_REQUEST_HEADERS)]
+        passed = tuple(passed_headers(request.head.headers, PASSED_REQUEST_HEADERS))
         sending = Sending(
-            asked, request.head.method, request_id, lines, authorization(request.head.headers), start, body
+            asked, request.head.method, request_id, passed, authorization(request.head.headers), start, body
         )
         answer = await open_answer(exchange, decided, sending, self._fleet)
         body.drop()  # a client that sends all before it reads would never come to the answer
@@ -217,6 +217,8 @@ class KServeFront:
             await answer.call.relay(response)
         except UpstreamError as error:
             self._fleet.failed(answer.attempt, error)
+            exchange.failed(error)
+            exchange.told(error.code)
             if head.events:
                 response.write(b"data: %b\n\n" % kserve_body(as_api_error(error)))
                 response.finish()

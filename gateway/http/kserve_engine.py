@@ -43,8 +43,8 @@ class Sending:
     path: ModelPath
     method: str
     request_id: str
-    headers: list[str]
-    """Header lines of the client's that go along."""
+    headers: Headers
+    """The client's that go along."""
     authorization: str
     """The client's own; see `gateway.credentials`."""
     start: bytes
@@ -185,8 +185,7 @@ def _call(
         f"{sending.method} {sending.path.at(pool.path, attempt.pool.spec.model)} HTTP/1.1",
         f"host: {pool.host_header}",
         f"x-request-id: {sending.request_id}",
-        *sending.headers,
-        *(f"{name}: {value}" for name, value in credentials),
+        *(f"{name}: {value}" for name, value in exchange.passed(sending.headers) + credentials),
     ]
     if chunked:
         lines.append("transfer-encoding: chunked")

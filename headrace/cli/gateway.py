@@ -10,6 +10,7 @@ import typer
 import uvloop
 
 from gateway.listening import ListenError
+from gateway.telemetry.log_file import unwritable
 from headrace.config import ConfigError, LoadedFleet, load_fleet, size_text
 from headrace.logs import configure_logging
 from headrace.serving import Server, Stop, serve
@@ -17,6 +18,7 @@ from headrace.settings import ADDRESSES
 from headrace.version import headrace_version
 from headrace.workers.slot import WorkerError
 from headrace.workers.supervisor import Supervisor
+from router.spec.fleet import OFF
 
 MOST_WORKERS = 64
 
@@ -68,6 +70,10 @@ def gateway(
     )
     for warning in loaded.warnings:
         logger.warning("%s", warning.render(str(loaded.path)))
+    access_log = loaded.spec.gateway.access_log
+    if access_log != OFF and (why := unwritable(access_log)) is not None:
+        typer.echo(f"Cannot write the access log to {access_log} (gateway.access_log): {why}.", err=True)
+        raise typer.Exit(1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_serve(loaded, workers))

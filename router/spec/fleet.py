@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 
 from router.spec.units import (
     BaseUrl,
+    CollectorUrl,
     Date,
     Duration,
     DurationOrOff,
@@ -19,6 +20,7 @@ from router.spec.units import (
     HostPort,
     HttpUrl,
     ListenAddress,
+    LogDestination,
     Name,
     Percent,
     PercentOrOff,
@@ -32,6 +34,9 @@ Role = Literal["prefill", "decode", "both"]
 CapacityType = Literal["on-demand", "spot"]
 
 Transport = Literal["grpc", "http"]
+
+OFF = "off"
+STDOUT = "stdout"
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -273,6 +278,18 @@ class OverloadSpec(Spec, frozen=True, kw_only=True):
     """Of the files that the process may open."""
 
 
+class TracingSpec(Spec, frozen=True, kw_only=True):
+    """Traces of requests, sent to an OpenTelemetry collector. What is not here is said by the `OTEL_` variables."""
+
+    endpoint: CollectorUrl | None = None
+    """The collector's base URL; without it `OTEL_EXPORTER_OTLP_ENDPOINT` counts, else the collector of this machine."""
+    protocol: Literal["grpc", "http"] = "grpc"
+    """How OTLP gets there."""
+    sample: Percent = "1%"
+    """How many of the requests are traced whose clients do not say. Those of a trace that a client records are traced,
+    and none of one that it does not."""
+
+
 class GatewaySpec(Spec, frozen=True, kw_only=True):
     """Listening addresses and limits of a gateway process."""
 
@@ -287,6 +304,10 @@ class GatewaySpec(Spec, frozen=True, kw_only=True):
     auth: AuthSpec = field(default_factory=AuthSpec)
     expose_routing: bool = True
     """Tell clients in `x-headrace-*` headers where their requests went and why."""
+    access_log: LogDestination = OFF
+    """Where one line of JSON goes for each request that has ended: `off`, `stdout`, or the absolute path of a file."""
+    tracing: TracingSpec | None = None
+    """Without it no request is traced."""
 
 
 class FleetSpec(Spec, frozen=True, kw_only=True):

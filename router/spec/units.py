@@ -31,8 +31,10 @@ LISTEN_PATTERN = rf"^{_HOST}?{_PORT}{END}"
 HOST_PORT_PATTERN = rf"^{_HOST}{_PORT}{END}"
 HTTP_URL_PATTERN = rf"^{_SERVER_URL}(/{_PATH})?{END}"
 BASE_URL_PATTERN = rf"^{_SERVER_URL}(?!({_PATH})/v1/?$)(/{_PATH})?{END}"
+COLLECTOR_URL_PATTERN = rf"^https?://{_HOST}({_PORT})?(/{_PATH})?{END}"
 NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}{END}"
 SHA256_PATTERN = rf"^[0-9a-f]{{64}}{END}"
+LOG_PATTERN = rf"^(off|stdout|/[ -~]*[!-.0-~]){END}"
 DATE_PATTERN = rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}{END}"
 FLEET_NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,62}}{END}"
 # Of the options the Redis client would take from a URL only these are allowed: one it does not know ends the gateway,
@@ -46,6 +48,9 @@ Duration = Annotated[str, Meta(pattern=DURATION_PATTERN, description="A duration
 DurationOrOff = Annotated[
     str,
     Meta(pattern=rf"^off{END}|{DURATION_PATTERN}", description="A duration with its unit (30s), or off for no limit."),
+]
+CollectorUrl = Annotated[
+    str, Meta(pattern=COLLECTOR_URL_PATTERN, description="http://HOST:PORT or https://HOST:PORT of a collector.")
 ]
 Size = Annotated[str, Meta(pattern=SIZE_PATTERN, description="A size in bytes with its unit: 512KiB, 32MiB.")]
 Percent = Annotated[str, Meta(pattern=PERCENT_PATTERN, description="A share in percent: 10%.")]
@@ -64,6 +69,9 @@ BaseUrl = Annotated[
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="Letters, digits and . _ / -, 128 at most.")]
 Sha256 = Annotated[str, Meta(pattern=SHA256_PATTERN, description="64 hex digits, lower case.")]
 Date = Annotated[str, Meta(pattern=DATE_PATTERN, description="A day: 2027-01-31.")]
+LogDestination = Annotated[
+    str, Meta(pattern=LOG_PATTERN, description="off, stdout, or the absolute path of a file in ASCII.")
+]
 FleetName = Annotated[str, Meta(pattern=FLEET_NAME_PATTERN, description="Letters, digits and . _ -, 63 at most.")]
 RedisUrl = Annotated[
     str,

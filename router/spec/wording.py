@@ -42,9 +42,11 @@ _SIZE = pattern_of(units.Size)
 _LISTEN = pattern_of(units.ListenAddress)
 _HOST_PORT = pattern_of(units.HostPort)
 _HTTP_URLS = (pattern_of(units.HttpUrl), pattern_of(units.BaseUrl))
+_COLLECTOR_URL = pattern_of(units.CollectorUrl)
 _NAME = pattern_of(units.Name)
 _SHA256 = pattern_of(units.Sha256)
 _DATE = pattern_of(units.Date)
+_LOG = pattern_of(units.LogDestination)
 _FLEET_NAME = pattern_of(units.FleetName)
 _REDIS_URL = pattern_of(units.RedisUrl)
 
@@ -164,6 +166,10 @@ def _shape_fault(value: str, pattern: str) -> str:
         return "expected the 64 hex digits, lower case, that `headrace keys hash` prints of a key; never the key itself"
     if pattern == _DATE:
         return f"{shown(value)} is not a day: write it like 2027-01-31"
+    if pattern == _COLLECTOR_URL:
+        return f"{shown(value)} is not a collector's URL: write http://HOST:PORT or https://HOST:PORT"
+    if pattern == _LOG:
+        return f"{shown(value)} is no place for a log: write off, stdout, or the absolute path of a file in ASCII"
     return f"does not match {pattern}"
 
 

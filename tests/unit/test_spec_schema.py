@@ -39,14 +39,16 @@ from router.spec.fleet import (
     TimeoutLimitSpec,
     TimeoutSpec,
     TokenizerSpec,
+    TracingSpec,
     WeightedPool,
 )
 from router.spec.schema import fleet_schema
 from router.spec.strict import read_fleet
-from router.spec.units import seconds
+from router.spec.units import LOG_PATTERN, seconds
 from router.spec.wording import only_type
 
 ROOT = Path(__file__).parents[2]
+LOG = re.compile(LOG_PATTERN)
 VALIDATOR = jsonschema.Draft202012Validator(fleet_schema())
 
 Path_ = tuple[str | int, ...]
@@ -205,6 +207,14 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 admin=st.just(":9090"),
                 body_limit=st.from_regex(r"[1-9][0-9]{0,3}(B|KiB|MiB|GiB)", fullmatch=True),
                 expose_routing=st.booleans(),
+                tracing=st.none()
+                | struct(
+                    TracingSpec,
+                    endpoint=st.none() | hosts.map(lambda host: f"https://{host}:4317"),
+                    protocol=st.sampled_from(["grpc", "http"]),
+                    sample=percents,
+                ),
+                access_log=st.sampled_from(["off", "stdout"]) | words.map(lambda word: f"/{word}").filter(LOG.match),
                 auth=struct(AuthSpec, anonymous=st.sampled_from(["allow", "deny"])),
                 overload=struct(
                     OverloadSpec,

@@ -110,6 +110,7 @@ def test_the_example_is_correct() -> None:
         ('"127.0.0.1:18011"', "h", "10:15 pools.smollm.endpoints[1].grpc", "'h' has no port: write h:PORT"),
         ('"127.0.0.1:18011"', "h:70000", "10:15 pools.smollm.endpoints[1].grpc", "port 70000 is not between 1 and 65535"),
         ('"127.0.0.1:18011"', "h:0", "10:15 pools.smollm.endpoints[1].grpc", "port 0 is not between 1 and 65535"),
+        ('http: ":8000"', "access_log: log/access", "18:15 gateway.access_log", "'log/access' is no place for a log: write off, stdout, or the absolute path of a file in ASCII"),
         ("zone: no", "http: h:1", "11:15 pools.smollm.endpoints[1].http", "'h:1' is not a URL: write http://h:1"),
         ("zone: no", "http: https://h", "11:15 pools.smollm.endpoints[1].http", "engines are reached over plain http:// only"),
         ("zone: no", "http: http://h:99999", "11:15 pools.smollm.endpoints[1].http", "port 99999 is not between 1 and 65535"),
