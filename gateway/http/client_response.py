@@ -155,11 +155,9 @@ class ClientResponse:
             self._write(payload)
 
     @property
-    def write_raw(self) -> Callable[[bytes], None]:
+    def write_raw(self) -> Callable[[bytes], None] | None:
         transport = self._wire.transport
-        if transport is None:
-            raise RuntimeError("the client has gone")
-        return transport.write
+        return transport.write if transport is not None else None
 
     def write_last(self, payload: bytes) -> None:
         """Write the end of a chunked body, in one go with what says that it is the end."""

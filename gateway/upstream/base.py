@@ -129,9 +129,9 @@ class ChunkSink(Protocol):
     """A client that reads chunks (HTTP/1.1's framing of a body without a length)."""
 
     @property
-    def write_raw(self) -> Callable[[bytes], None]:
-        """Sends bytes that already are complete chunks, once `write` has begun the body; RuntimeError if the client has
-        gone."""
+    def write_raw(self) -> Callable[[bytes], None] | None:
+        """Sends bytes that already are complete chunks, once `write` has begun the body; raises RuntimeError once the
+        client has gone. None if it already has."""
 
     def write_last(self, payload: bytes) -> None:
         """As `Sink.write`, of what the body ends with."""
