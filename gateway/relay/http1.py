@@ -1,7 +1,7 @@
-"""HTTP/1.1 response framing, for reading engines' answers (RFC 9112).
+"""HTTP/1.1 framing (RFC 9112): heads of engines' answers, and bodies, those that clients send in chunks among them.
 
-Only what a gateway's upstream side needs: the head, and the three ways a body may be delimited. A head that could be
-read in two ways (conflicting lengths, folded headers, bare line feeds) is refused instead of guessed at.
+Only what a gateway needs: the head, and the three ways a body may be delimited. What could be read in two ways
+(conflicting lengths, folded headers, bare line feeds) is refused instead of guessed at.
 """
 
 import re
@@ -15,20 +15,21 @@ HEAD_LIMIT = 64 * 1024
 _CHUNK_LINE_LIMIT = 4096
 _TRAILER_LIMIT = 16 * 1024
 
-_STATUS_LINE = re.compile(rb"^HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?$")
-_LENGTH = re.compile(r"^[0-9]{1,18}\Z")
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
+_LENGTH = re.compile(r"[0-9]{1,18}")
 _VALUE_NEVER = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_HEADER_NAME = re.compile(rb"^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$")
+_HEADER_NAME = re.compile(_TOKEN)
 _WHOLE_SIZE = re.compile(rb"([1-9A-Fa-f][0-9A-Fa-f]{0,7})\r\n")
 """Size line of a chunk that is not the last, written as nearly all are."""
 _LAST_CHUNK = b"0\r\n\r\n"
 """What a body ends with, written as nearly all do."""
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t -~\x80-\xff]*)?")
-_TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*")
+_TRAILER = re.compile(_TOKEN + rb":[\t -~\x80-\xff]*")
 
 
 class FramingError(Exception):
-    """The engine's bytes are not HTTP/1.1, or could be read in two ways."""
+    """What was read is not HTTP/1.1, or could be read in two ways."""
 
 
 class ResponseHead(msgspec.Struct, frozen=True):
@@ -58,7 +59,7 @@ def parse_head(data: bytes) -> ResponseHead:
     An engine's heads are all the same within a second, which is how often `date` changes, so the last ones are kept.
     """
     lines = data.split(b"\r\n")
-    status_line = _STATUS_LINE.match(lines[0])
+    status_line = _STATUS_LINE.fullmatch(lines[0])
     if status_line is None:
         raise FramingError(f"not an HTTP/1.1 status line: {lines[0][:80]!r}")
     headers = tuple([_header(line) for line in lines[1:]])
@@ -76,7 +77,7 @@ def parse_head(data: bytes) -> ResponseHead:
     if codings not in ([], ["chunked"]):
         raise FramingError(f"transfer coding {', '.join(codings)!r} was not asked for")
     chunked = bool(codings)
-    if len(lengths) > 1 or any(_LENGTH.match(length) is None for length in lengths):
+    if len(lengths) > 1 or any(_LENGTH.fullmatch(length) is None for length in lengths):
         raise FramingError(f"conflicting or malformed content-length: {', '.join(sorted(lengths))[:80]!r}")
     if chunked and lengths:
         raise FramingError("both content-length and transfer-encoding")
@@ -91,7 +92,7 @@ def parse_head(data: bytes) -> ResponseHead:
 
 def _header(line: bytes) -> tuple[str, str]:
     name, colon, value = line.partition(b":")
-    if not colon or _HEADER_NAME.match(name) is None or _VALUE_NEVER.search(value):
+    if not colon or _HEADER_NAME.fullmatch(name) is None or _VALUE_NEVER.search(value):
         raise FramingError(f"malformed header line: {line[:80]!r}")
     return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
 

@@ -155,6 +155,8 @@ def test_a_head_says_how_its_body_ends() -> None:
         b"HTTP/1.1 200 OK\r\nbare: a\nother: b",
         b"HTTP/1.1 200 OK\r\nspace before : a",
         b"HTTP/1.1 200 OK\r\nno colon",
+        b"HTTP/1.1 200 OK\n\r\nother: b",
+        b"HTTP/1.1 200 OK\r\nbare\n: a",
     ],
 )
 def test_a_head_that_could_be_read_in_two_ways_is_refused(head: bytes) -> None:
