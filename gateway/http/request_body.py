@@ -21,8 +21,6 @@ SLOWEST_BYTES_PER_S = 500
 pause, but would hold an engine's connection for ever."""
 _READ_AHEAD_BYTES = 256 * 1024
 """Bytes that lie here untaken before the connection is read no further."""
-_DROPPED = invalid("The request body is not taken any more.")
-"""Nobody is told."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -140,7 +138,7 @@ class RequestBody:
     def drop(self) -> None:
         """Take no more of it: what is yet to come is thrown away."""
         if not self.arrived:
-            self.fail(_DROPPED)
+            self.fail(invalid("The request body is not taken any more."))  # nobody is told
             self._source.resume_reading()
 
     async def collect(self) -> bytes:
