@@ -24,7 +24,7 @@ from router.spec.units import seconds, share
 _EVERY_S = 1.0
 _RETRY_AFTER_S = 2
 _LEAST = 1e-6
-"""In place of a share of nothing."""
+"""In place of a limit of nothing."""
 _READ_BYTES = 16 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -45,7 +45,7 @@ class OverloadWatch:
 
     def __init__(self, spec: OverloadSpec, metrics: Metrics) -> None:
         self._overload = Overload()
-        self._lag_limit = seconds(spec.loop_lag)
+        self._lag_limit = seconds(spec.loop_lag) or _LEAST
         self._memory_share = share(spec.memory) or _LEAST
         self._files_share = share(spec.files) or _LEAST
         self._metrics = metrics
@@ -64,11 +64,12 @@ class OverloadWatch:
         """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         with contextlib.closing(_Memory()) as memory:
+            now = loop.time()
             while True:
-                due = loop.time() + _EVERY_S
                 await asyncio.sleep(_EVERY_S)
-                change = self._overload.update(self._measure(max(loop.time() - due, 0.0), memory), loop.time())
-                self._metrics.overloaded.values[self._overload.stage.name.lower(),] += _EVERY_S
+                before, now = now, loop.time()
+                change = self._overload.update(self._measure(max(now - before - _EVERY_S, 0.0), memory), now)
+                self._metrics.overloaded.values[self._overload.stage.name.lower(),] += now - before
                 if change is not None:
                     _tell(change)
 

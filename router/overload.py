@@ -45,30 +45,27 @@ class Change:
 class Overload:
     """The stage of one process. Give it the pressures regularly."""
 
-    __slots__ = ("_calm_since", "pressures", "stage")
+    __slots__ = ("_calm_since", "stage")
 
     def __init__(self) -> None:
         self.stage = Stage.NORMAL
-        self.pressures: Mapping[str, float] = {}
-        """The last ones, by resource."""
         self._calm_since: float | None = None
         """Since when the pressure has been low enough to leave the stage."""
 
     def update(self, pressures: Mapping[str, float], now: float) -> Change | None:
         """Take note of the pressures at `now` (seconds); a change of stage, if they bring one. Stages are left one at a
         time."""
-        self.pressures = pressures
         before = self.stage
-        reached, resource = max((_reached(name, pressure), name) for name, pressure in pressures.items())
+        reached, pressure, resource = max((_reached(name, used), used, name) for name, used in pressures.items())
         if reached > before:
             self.stage, self._calm_since = reached, None
-        elif any(_reached(name, pressure + MARGIN) >= before for name, pressure in pressures.items()):
+        elif any(_reached(name, used + MARGIN) >= before for name, used in pressures.items()):
             self._calm_since = None
         elif self._calm_since is None:
             self._calm_since = now
         elif now - self._calm_since >= CALM_S:
             self.stage, self._calm_since = Stage(before - 1), now
-        return Change(before, self.stage, resource, pressures[resource]) if self.stage is not before else None
+        return Change(before, self.stage, resource, pressure) if self.stage is not before else None
 
 
 def _reached(resource: str, pressure: float) -> Stage:

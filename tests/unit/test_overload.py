@@ -35,6 +35,15 @@ def test_a_stage_is_left_after_a_while_of_calm_one_at_a_time() -> None:
     assert stages[: 2 * calm + 6] == [Stage.REFUSE] * calm + [Stage.STOP_KEEP_ALIVE] * calm + [Stage.NORMAL] * 6
 
 
+def test_what_is_told_of_a_stage_that_is_left_is_the_greatest_pressure() -> None:
+    overload = Overload()
+    overload.update({"files": 0.2, "memory": 1.0}, 0)
+    overload.update({"files": 0.6, "memory": 0.3}, 1)
+    change = overload.update({"files": 0.6, "memory": 0.3}, 1 + CALM_S)
+    assert change is not None
+    assert (change.now, change.resource, change.pressure) == (Stage.STOP_KEEP_ALIVE, "files", 0.6)
+
+
 def test_a_pressure_just_below_the_threshold_leaves_nothing() -> None:
     overload = Overload()
     overload.update({"memory": 1.0}, 0)
