@@ -69,7 +69,9 @@ def compile_module(source: Path, module: Path) -> None:
         unfinished.replace(module)
     except FileNotFoundError:
         raise NotCompiledError(f"there is no C compiler ({compiler})") from None
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.TimeoutExpired:
+        raise NotCompiledError(f"the C compiler ({compiler}) took more than {DEADLINE_S:g} s") from None
+    except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", "") or str(error)).strip()
         if "Python.h" in said:
             said = "Python's headers are missing (Debian: python3-dev)"
