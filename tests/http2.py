@@ -67,10 +67,10 @@ class ServerConnection:
         self._frames = FrameReader()
         self._read: list[Frame] = []
 
-    async def greet(self, settings: dict[int, int] | None = None) -> None:
-        """Take the preface and introduce the server."""
+    async def greet(self, settings: dict[int, int] | None = None, *more: bytes) -> None:
+        """Take the preface and introduce the server, in one go with what it says `more`."""
         assert await self._reader.readexactly(len(frames.PREFACE)) == frames.PREFACE
-        await self.send(frames.settings(settings or {}))
+        await self.send(frames.settings(settings or {}), *more)
 
     async def send(self, *pieces: bytes) -> None:
         self._writer.write(b"".join(pieces))

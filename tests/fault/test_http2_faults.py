@@ -162,21 +162,14 @@ async def test_a_server_that_dies_in_the_middle_ends_its_calls_and_is_asked_agai
 
 async def test_a_connection_that_is_retired_at_once_is_none() -> None:
     async def script(connection: ServerConnection) -> None:
-        await connection.greet()
-        await connection.send(frame(frames.GOAWAY, 0, 0, bytes(8)))
+        await connection.greet({}, frame(frames.GOAWAY, 0, 0, bytes(8)))
         await connection.gone()
 
     async with http2_server(script) as address, channel_to(address) as channel:
         for _ in range(3):
-            error: UpstreamError | None = None
-            try:
-                _, heard = await start(channel)
-            except UpstreamError as raised:
-                error = raised
-            if error is None:
-                assert (await heard.end()).cause is Cause.REFUSED
-            else:
-                assert error.failure is Failure.NO_CONNECTION
+            error = await failure_of(channel)
+            assert (error.failure, error.code) == (Failure.NO_CONNECTION, "connect_failed")
+            assert "closes the connection" in error.message
 
 
 async def test_a_server_that_gives_no_room_gets_no_more_and_others_are_answered() -> None:

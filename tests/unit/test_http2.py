@@ -338,6 +338,12 @@ async def test_streams_beyond_what_the_server_allows_wait_for_others_to_end() ->
         ([(":status", "404")], Cause.STATUS, grpc.StatusCode.UNIMPLEMENTED),
         ([(":status", "200"), ("content-type", "text/html")], Cause.MALFORMED, grpc.StatusCode.UNKNOWN),
         ([(":status", "200"), ("content-type", "application/grpc")], Cause.BROKEN, grpc.StatusCode.UNKNOWN),
+        ([(":status", "4" * 5000)], Cause.STATUS, grpc.StatusCode.UNKNOWN),
+        (
+            [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "9" * 5000)],
+            Cause.STATUS,
+            grpc.StatusCode.UNKNOWN,
+        ),
         (
             [(":status", "200"), ("content-type", "application/grpc+proto"), ("grpc-status", "99")],
             Cause.STATUS,
@@ -457,6 +463,18 @@ async def test_after_a_goaway_what_was_begun_goes_on_and_the_rest_was_never_look
     assert not server.connection.usable
     assert not server.transport.closed
     server.read(data(1, message(b"x")), trailers(1))
+    assert begun.ends[0].ok
+    assert server.transport.closed
+
+
+async def test_after_a_goaway_what_waits_to_begin_keeps_no_connection_open() -> None:
+    server = Connected(max_concurrent_streams=1)
+    _, begun = server.call()
+    _, waiting = server.call()
+    server.read(head(1), frame(frames.GOAWAY, 0, 0, (1).to_bytes(4) + (0).to_bytes(4)))
+    assert [end.cause for end in waiting.ends] == [Cause.REFUSED]
+    assert server.connection.streams == 1
+    server.read(trailers(1))
     assert begun.ends[0].ok
     assert server.transport.closed
 

@@ -7,7 +7,8 @@ nothing else is done with it: probes, stop requests and the KServe front's strea
 
 - `frames`: bytes <-> frames (RFC 9113), pure;
 - `headers`: bytes <-> header fields (HPACK, RFC 7541), pure;
-- `flow`: how much a connection's streams may send and have sent;
+- `sending`: the requests' bodies, as far as the server has room for them;
+- `stream`: what every stream has;
 - `connection`: one connection, its streams, and what a server may do to them;
 - `grpc_stream`: a stream as a gRPC call: messages, status;
 - `channel`: the connection to one server, made when it is needed.

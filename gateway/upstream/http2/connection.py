@@ -266,9 +266,7 @@ class Connection(asyncio.Protocol):
         last, code, words = frames.read_goaway(payload)
         what = f"the server closes the connection (GOAWAY {code}{': ' if words else ''}{_printable(words)})"
         self._retire()
-        for stream in [stream for number, stream in self._streams.items() if number > last]:
-            self._drop(stream, Loss.REFUSED, what)
-        for stream, _head in list(self._waiting):
+        for stream in [*(stream for number, stream in self._streams.items() if number > last), *self._turned_away()]:
             self._drop(stream, Loss.REFUSED, what)
         self._close_if_over()
 
@@ -323,6 +321,11 @@ class Connection(asyncio.Protocol):
         while self._waiting and self.usable and len(self._streams) < self._most_streams:
             self._begin(*self._waiting.popleft())
 
+    def _turned_away(self) -> list[Stream]:
+        """The streams that wait to begin, and now wait no longer."""
+        waiting, self._waiting = self._waiting, deque()
+        return [stream for stream, _ in waiting]
+
     def _drop(self, stream: Stream, loss: Loss, what: str) -> None:
         self._sending.remove(stream)
         stream.ended()
@@ -356,8 +359,7 @@ class Connection(asyncio.Protocol):
         if not self.ready.done():
             self.ready.set_exception(ConnectionError(what))
             self.ready.exception()  # seen: nobody may be left to raise it to
-        waiting, self._waiting = self._waiting, deque()
-        for stream in [*self._streams.values(), *(stream for stream, _ in waiting)]:
+        for stream in [*self._streams.values(), *self._turned_away()]:
             self._drop(stream, loss, what)
         self._on_end(self)
 

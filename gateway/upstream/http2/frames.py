@@ -9,7 +9,6 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client's connection begins with (section 3.4)."""
 DATA: Final = 0x0
 HEADERS: Final = 0x1
-PRIORITY: Final = 0x2
 RST_STREAM: Final = 0x3
 SETTINGS: Final = 0x4
 PUSH_PROMISE: Final = 0x5

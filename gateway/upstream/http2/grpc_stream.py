@@ -23,7 +23,7 @@ MESSAGE_BYTES = 64 * 1024 * 1024
 """The longest message taken. A response of one message holds at most `triton.choices.ANSWER_LIMIT` characters."""
 PREFIX_BYTES = 5
 
-_STATUSES = {status.value[0]: status for status in grpc.StatusCode}
+_STATUSES = {b"%d" % status.value[0]: status for status in grpc.StatusCode}
 _OF_HTTP = {
     400: grpc.StatusCode.INTERNAL,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -165,7 +165,7 @@ class GrpcStream(Stream):
                 return  # an interim response
             self._open = True
             if status != b"200" and b"grpc-status" not in fields:
-                code = int(status) if status.isdigit() else 0
+                code = int(status[:3]) if status.isdigit() else 0
                 self._finish(Cause.STATUS, _OF_HTTP.get(code, grpc.StatusCode.UNKNOWN), f"HTTP status {code}")
             elif not fields.get(b"content-type", b"").startswith(b"application/grpc"):
                 self._finish(Cause.MALFORMED, grpc.StatusCode.UNKNOWN, "an answer that is no gRPC")
@@ -212,9 +212,9 @@ class GrpcStream(Stream):
         elif status == b"0" and self._reader.holding:
             self._finish(Cause.BROKEN, grpc.StatusCode.INTERNAL, "it ended in the middle of a message")
         else:
-            code = _STATUSES.get(int(status)) if status.isdigit() else None
+            code = _STATUSES.get(status, grpc.StatusCode.UNKNOWN)
             details = unquote(fields.get(b"grpc-message", b"").decode("ascii", "replace"), errors="replace")
-            self._finish(Cause.STATUS, code or grpc.StatusCode.UNKNOWN, details)
+            self._finish(Cause.STATUS, code, details)
 
     def _finish(self, cause: Cause, code: grpc.StatusCode, details: str) -> None:
         """Note how the call ends; the first word counts. What the server goes on to send is not wanted."""
