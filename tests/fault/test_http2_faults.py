@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from gateway.upstream.base import Failure, UpstreamError
+from gateway.upstream.http2 import connection as connections
 from gateway.upstream.http2 import frames
 from gateway.upstream.http2.channel import Channel
 from gateway.upstream.http2.frames import ErrorCode, frame
@@ -215,6 +216,22 @@ async def test_a_server_that_breaks_the_protocol_ends_its_calls_and_is_told_why(
         await asyncio.sleep(0.05)
         assert told[0][7] == ErrorCode.FRAME_SIZE_ERROR
         assert b"frame of" in told[0]
+
+
+async def test_a_server_that_takes_nothing_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "UNACKNOWLEDGED_S", 0.5)
+    over = asyncio.Event()
+
+    async def script(connection: ServerConnection) -> None:
+        await connection.greet({frames.INITIAL_WINDOW_SIZE: frames.WINDOW_MOST})
+        await connection.send(frames.window_update(0, frames.WINDOW_MOST - frames.WINDOW))
+        await over.wait()
+
+    async with http2_server(script) as address, channel_to(address) as channel:
+        _, heard = await start(channel, b"x" * (64 << 20))
+        assert (await heard.end()).cause is Cause.BROKEN
+        assert channel.current is None
+        over.set()
 
 
 async def test_a_server_that_does_not_read_is_closed_all_the_same() -> None:

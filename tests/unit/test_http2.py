@@ -120,6 +120,11 @@ class FakeTransport:
         self.written: list[bytes] = []
         self.closed = False
 
+    def get_extra_info(self, name: str) -> Any:
+        return self
+
+    def setsockopt(self, *_: int) -> None: ...
+
     def write(self, piece: bytes) -> None:
         self.written.append(bytes(piece))
 

@@ -14,5 +14,5 @@ nothing else is done with it: probes, stop requests and the KServe front's strea
 - `channel`: the connection to one server, made when it is needed.
 
 Plain text with prior knowledge only, as Triton serves it. Nothing is pinged, because Triton answers that with GOAWAY,
-and no clock is watched but while connecting.
+and no clock is watched but while connecting: the kernel ends a connection whose other end does not acknowledge.
 """

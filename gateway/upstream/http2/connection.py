@@ -16,6 +16,7 @@ others go on to their ends, and the last one closes the connection.
 """
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -33,6 +34,9 @@ BLOCK_BYTES_MOST = 16 * BLOCK_BYTES
 in any number."""
 ANSWERS_UNREAD = 1024
 """Answers that may wait for a server which does not read them."""
+UNACKNOWLEDGED_S = 30.0
+"""How long the server's host may leave unacknowledged what was sent. One that has vanished without a word would else
+keep its connection for a quarter of an hour, and every new call would be sent there."""
 _CLOSE_S = 1.0
 """How long what has been written may take to leave when the connection is closed."""
 _ANSWER_ROOM = CONNECTION_WINDOW // 2
@@ -117,6 +121,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        connection = self._transport.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_S * 1000))
         ours = {
             frames.HEADER_TABLE_SIZE: 0,
             frames.ENABLE_PUSH: 0,
