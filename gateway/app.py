@@ -9,6 +9,7 @@ it serves the admin port and publishes the fleet file; the gRPC port is then sha
 
 import asyncio
 import contextlib
+import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from gateway.fleet import LiveFleet
 from gateway.grpc.server import GrpcFront
 from gateway.http.front import Front
 from gateway.http.server import ClientServer
+from gateway.limits import Limiter
 from gateway.listening import not_to_be_had
 from gateway.metrics import FleetCollector, Metrics
 from gateway.overload import OverloadWatch
@@ -38,6 +40,7 @@ from router.spec.documents import Document, file_documents
 from router.spec.fleet import FleetSpec
 from router.spec.units import share, size_bytes
 from router.state.fleet import FleetState
+from router.state.limits import LimitStore
 
 DRAIN_S = 300.0
 """How long streams may go on after the gateway was told to stop."""
@@ -84,6 +87,8 @@ class Gateway:
             redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply, publishes=inherited is None
         )
         self._overload = OverloadWatch(spec.gateway.overload, self._metrics)
+        limits = LimitStore(redis_url, spec.fleet, secrets.token_hex(8)) if redis_url is not None else None
+        self._limiter = Limiter(limits, self._metrics, lambda: self.fleet, self._live.now)
         access = Access(self._live_fleet, anonymous=spec.gateway.auth.anonymous == "allow")
         self._front = Front(
             self._live_fleet,
@@ -91,6 +96,7 @@ class Gateway:
             self._live,
             self._metrics,
             self._overload,
+            self._limiter,
             size_bytes(spec.gateway.body_limit),
             exposes_routing=spec.gateway.expose_routing,
         )
@@ -100,6 +106,7 @@ class Gateway:
             self._live,
             self._metrics,
             self._overload,
+            self._limiter,
             lambda: self.lifecycle == "serving",
             exposes_routing=spec.gateway.expose_routing,
         )
@@ -149,6 +156,7 @@ class Gateway:
         self._watches = [
             asyncio.create_task(self._live.sweep(), name="deadline sweep"),
             asyncio.create_task(self._overload.watch(), name="overload watch"),
+            asyncio.create_task(self._limiter.run(), name="limits"),
         ]
         handle = self._front.handle
         self._live.observer = observer = observer_of(self._spec, self._metrics, self._live.now)
@@ -177,6 +185,7 @@ class Gateway:
         if self._live.observer is not None:
             await self._live.observer.close()
         await self._live_fleet.close()
+        await self._limiter.close()
         await self.state.stop()
 
     async def _drain(self, clients: ClientServer) -> None:

@@ -2,8 +2,8 @@
 
 An `Exchange` is opened when a request comes in and closed once, whichever way it ends: answered, refused, cancelled by
 the client, timed out, drained. Closing it releases the engine call (which stops the engine if it is still at work), the
-endpoint's in-flight count or trial, and the place in the retry budget; all hang on it alone, so nothing can be counted
-twice or forgotten.
+endpoint's in-flight count or trial, the place in the retry budget, and what was reserved of the tenant's limits; all
+hang on it alone, so nothing can be counted twice or forgotten.
 
 `LiveExchanges` knows the open ones, holds their deadlines and sends their signs of life: one sweep over all of them, at
 a quarter of the shortest time in force, instead of a timer per request that every chunk would have to move.
@@ -16,11 +16,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from gateway.metrics import CLIENT_GONE
 from gateway.relay.accounting import Account
 from gateway.telemetry.record import Record
 from gateway.telemetry.trace import Trace
 from gateway.upstream.base import TOTAL_TIMEOUT, Failure, Headers, LiveCall, UpstreamError
 from router import outlier
+from router.admission import estimate
+from router.admission.limits import Reservation
 from router.fleet import FleetView, Pool
 from router.plan import Attempt, Plan, plan
 from router.prompt import PromptView
@@ -53,7 +56,8 @@ class Exchange:
 
     __slots__ = (
         "_live", "_place", "account", "asked_timeouts", "attempt", "attempt_started", "attempts", "call", "client",
-        "failure", "ping", "pinged", "record", "route", "started", "streamed", "tenant", "timeouts", "trace",
+        "failure", "ping", "pinged", "record", "reservation", "route", "started", "status", "streamed", "tenant",
+        "timeouts", "trace",
     )  # fmt: skip
 
     def __init__(self, live: "LiveExchanges", client: Client) -> None:
@@ -85,6 +89,10 @@ class Exchange:
         """For those who are told of requests; None if nobody is."""
         self.trace: Trace | None = None
         """None of a request that is not traced."""
+        self.reservation: Reservation | None = None
+        """What it holds of its tenant's limits."""
+        self.status = 0
+        """The HTTP status of its answer, to be set before it is closed; 0 is a failure."""
 
     def __enter__(self) -> "Exchange":
         self._live.add(self)
@@ -93,6 +101,8 @@ class Exchange:
     def __exit__(self, *_: object) -> None:
         self.end_attempt()
         self.settle_retry()
+        if self.reservation is not None:
+            self._settle(self.reservation)
         self._live.remove(self)
 
     def begin_attempt(self, attempt: Attempt) -> None:
@@ -168,6 +178,22 @@ class Exchange:
         """The client is told of an error with this code."""
         if self.record is not None:
             self.record.code = code or ""
+
+    def _settle(self, reservation: Reservation) -> None:
+        """The request has taken of its limits what it used; nothing, if it came to nothing. Idempotent."""
+        account = self.account
+        left = self.status == CLIENT_GONE and self.attempts > 0  # the engine was at work for it
+        if not (200 <= self.status < 400 or left):
+            reservation.release()
+        elif account is None:
+            reservation.settle(reservation.use)
+        else:
+            reservation.settle(
+                estimate.used(
+                    reservation.use, account.prompt_tokens, account.completion_tokens, account.body_bytes,
+                    streamed=self.streamed,
+                )
+            )  # fmt: skip
 
     def enforce_deadlines(self, now: float) -> None:
         """Give up what is overdue: the engine's call, or a client that does not read."""

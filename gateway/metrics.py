@@ -56,6 +56,14 @@ class Metrics(Collector):
         self.retries_refused = Counters(
             "headrace_retries_refused", "Failed requests not tried elsewhere: the retry budget was spent.", ("route",)
         )
+        self.limit_refusals = Counters(
+            "headrace_limit_refusals",
+            "Requests refused for a limit of their tenant, by its kind.",
+            ("route", "limit"),
+        )
+        self.lease_asks = Counters(
+            "headrace_lease_asks", "Times the shared store was asked for a part of a limit.", ("outcome",)
+        )
         self.overloaded = Counters(
             "headrace_overload_seconds", "Seconds that a process has spent in each stage of overload.", ("stage",)
         )
@@ -93,10 +101,13 @@ class Metrics(Collector):
         ProcessCollector(registry=self.registry)
         self._of_routes = (
             *(self.requests, self.duration, self.ttft, self.retries_refused),
-            *(self.gaps, self.tokens, self.finished, self.body_bytes),
+            *(self.gaps, self.tokens, self.finished, self.body_bytes, self.limit_refusals),
         )
         self._of_endpoints = (self.attempts, self.upstream_failures, self.ejections)
-        self._families = (*self._of_routes, *self._of_endpoints, self.overloaded, self.access_log_dropped, self.spans)
+        self._families = (
+            *(*self._of_routes, *self._of_endpoints, self.overloaded),
+            *(self.access_log_dropped, self.spans, self.lease_asks),
+        )
         for family in self._families:
             self.registry.register(family)
 

@@ -18,6 +18,8 @@ class ApiError(Exception):
     code: str | None = None
     retry_after: int | None = None
     """Seconds for the `Retry-After` header."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Further headers of the answer."""
 
     def __str__(self) -> str:
         return self.message

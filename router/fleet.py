@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from router.admission.limits import TenantLimits
 from router.errors import ApiError
 from router.merge import MergedFleet
 from router.outlier import Outlier
@@ -18,7 +19,7 @@ from router.spec.documents import EndpointFields
 from router.spec.fleet import PoolSpec, RetentionSpec, TenantSpec
 from router.spec.references import address_fault
 from router.spec.units import seconds
-from router.tenants import KeyIndex, index_keys, own_salt
+from router.tenants import KeyIndex, index_keys, limits_of, own_salt
 from router.timeouts import Timeouts, timeout_limits
 
 Phase = Literal["starting", "warming", "ready", "draining", "preempting", "unhealthy"]
@@ -121,6 +122,8 @@ class FleetView:
     salt: str = ""
     """What the `cache_salt` of its tenant's requests begins with, so that they share no cached prefix with those of
     others; empty if they may."""
+    limits: TenantLimits | None = None
+    """Those of its tenant; None if there are none."""
     keys: KeyIndex = field(default_factory=KeyIndex)
     tenants: Mapping[str, "FleetView"] = field(default_factory=dict)
     """The fleet as each tenant sees it."""
@@ -172,9 +175,12 @@ def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
         if route not in routes
     ]
     tenants = {
-        name: FleetView(pools, _allowed(routes, tenant), endpoints, (), name, own_salt(name) if tenant.isolated else "")
+        name: FleetView(
+            pools, _allowed(routes, tenant), endpoints, tenant=name, limits=limits_of(name, tenant),
+            salt=own_salt(name) if tenant.isolated else "",
+        )
         for name, tenant in merged.tenants.items()
-    }
+    }  # fmt: skip
     return FleetView(pools, routes, endpoints, tuple(problems), keys=keys, tenants=tenants)
 
 

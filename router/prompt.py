@@ -137,6 +137,8 @@ class PromptView(msgspec.Struct, frozen=True):
     """Conversation key (64 bits)."""
     pinned: bool = False
     """Only the conversation's home will do, however loaded: it holds state that is nowhere else."""
+    completion_tokens: int | None = None
+    """How many its answer may have at most, as far as it says; over all of its choices."""
 
     @property
     def canonical(self) -> bytes:
@@ -209,7 +211,10 @@ def read_prompt(api: Api, fields: Fields, session: str | None = None) -> PromptV
         opening = (parts[0][:RAW_PROMPT_KEY_BYTES],)
     key = session_key(session) if session else conversation_key(opening, seed)
     include_usage = bool(options and options.include_usage)
-    return PromptView(api, model, stream, include_usage, frozenset(needs), parts, seed, key)
+    longest = 0 if api == "embeddings" else values.get("max_completion_tokens") or values.get("max_tokens")
+    if longest and (choices := values.get("n")):
+        longest *= max(choices, 1)
+    return PromptView(api, model, stream, include_usage, frozenset(needs), parts, seed, key, completion_tokens=longest)
 
 
 def _value(name: str, raw: msgspec.Raw) -> Any:
@@ -281,13 +286,13 @@ def _canonical_chat(fields: Fields, needs: set[str]) -> tuple[tuple[bytes | str,
     return tuple(parts), parts[:opening] if opening else parts
 
 
-def _canonical_part(raw: msgspec.Raw, message: int, position: int, needs: set[str]) -> bytes:
+def _canonical_part(raw: msgspec.Raw, message: int, position: int, needs: set[str]) -> bytes | str:
     try:
         part = _PART.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _malformed(f"messages[{message}].content[{position}]", error) from None
     if part.type == "text":
-        return (part.text or "").encode()
+        return part.text or ""
     if part.type != "refusal":
         needs.add(f"messages:{part.type}")
     return bytes(raw)

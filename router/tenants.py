@@ -1,4 +1,4 @@
-"""Who a request is from: API keys, known by their hashes, and the tenants they belong to.
+"""Who a request is from: API keys, known by their hashes, and the tenants they belong to, with their limits.
 
 A key is 256 random bits, so its plain SHA-256 gives nothing away and needs no salt: whoever reads the fleet's documents
 cannot call with what is in them. A presented key is hashed and its digest looked up. What the time of that could tell
@@ -15,13 +15,15 @@ from hashlib import sha256
 
 import msgspec
 
+from router.admission.limits import Limits, TenantLimits
 from router.errors import ApiError
-from router.spec.fleet import TenantSpec
+from router.spec.fleet import LimitSpec, TenantSpec
 from router.spec.units import end_of_day
 
 Digest = bytes
 """The SHA-256 of a key, 32 bytes."""
 
+_UNLIMITED = LimitSpec()
 _SALT_MARK = "headrace:"
 """How the salts of tenants begin; no client's own may."""
 
@@ -80,6 +82,19 @@ def index_keys(tenants: Mapping[str, TenantSpec]) -> tuple[KeyIndex, list[str]]:
                 what = f"the key {spec.sha256[:12]}... is tenant {held.tenant}'s too, so it is taken for neither"
                 problems.append(f"tenant {name}: {what}")
     return KeyIndex({digest: key for digest, key in keys.items() if digest not in shared}), problems
+
+
+def limits_of(name: str, tenant: TenantSpec) -> TenantLimits | None:
+    """The limits of a tenant; None if there are none."""
+    routes = {route: _limits(spec) for route, spec in tenant.route_limits.items() if spec != _UNLIMITED}
+    whole = _limits(tenant.limits) if tenant.limits != _UNLIMITED else None
+    return TenantLimits(name, whole, routes) if routes or whole is not None else None
+
+
+def _limits(spec: LimitSpec) -> Limits:
+    return Limits(
+        spec.requests_per_minute, spec.prompt_tokens_per_minute, spec.completion_tokens_per_minute, spec.streams
+    )
 
 
 def own_salt(tenant: str) -> str:

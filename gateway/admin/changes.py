@@ -115,7 +115,7 @@ def set_tenant(name: str, tenant: TenantSpec, documents: list[Document]) -> Docu
         if (holder := held.get(key.sha256)) is not None:
             where = f"keys[{index}].sha256"
             raise invalid(f"`{where}`: this key is tenant {holder}'s already.", param=where, code="invalid_tenant")
-    spec = {"keys": msgspec.to_builtins(tenant.keys), "routes": tenant.routes, "isolated": tenant.isolated}
+    spec = {field: msgspec.to_builtins(getattr(tenant, field)) for field in tenant.__struct_fields__}
     return _document("tenants", name, spec, documents)
 
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.fleet import Endpoint, FleetView, Phase, Pool, Route
 from router.merge import SINGULAR, MergedFleet, merge
 from router.spec.documents import Document, Family, Source
-from router.spec.fleet import CapacityType, KeySpec, Role
+from router.spec.fleet import CapacityType, KeySpec, LimitSpec, Role
 from router.spec.fleet import Protocol as EngineProtocol
 from router.state.follower import FleetStatus
 
@@ -111,6 +111,8 @@ class TenantRow(Struct, frozen=True, kw_only=True):
     routes: tuple[str, ...] = ()
     """Empty for all."""
     isolated: bool = True
+    limits: LimitSpec = LimitSpec()
+    route_limits: dict[str, LimitSpec] = {}
     sources: tuple[Source, ...]
     problem: str | None = None
     """What is wrong with it, or with the documents about it."""
@@ -167,6 +169,8 @@ def tenant_rows(gateway: AdminView) -> list[TenantRow]:
                     keys=tuple(spec.keys),
                     routes=tuple(spec.routes),
                     isolated=spec.isolated,
+                    limits=spec.limits,
+                    route_limits=spec.route_limits,
                     sources=sources,
                     problem=_said_of(f"tenant {name}", problems),
                 )

@@ -12,6 +12,7 @@ from gateway.fleet import LiveFleet
 from gateway.grpc.metadata import ClientMetadata
 from gateway.grpc.statuses import OK, Status
 from gateway.kserve import API
+from gateway.limits import Limiter
 from gateway.metrics import UNKNOWN_ROUTE, Metrics
 from gateway.overload import OverloadWatch
 from gateway.upstream.base import Engine, Failure, UpstreamError
@@ -34,6 +35,7 @@ class Requests:
         live: LiveExchanges,
         metrics: Metrics,
         overload: OverloadWatch,
+        limiter: Limiter,
         *,
         exposes_routing: bool,
     ) -> None:
@@ -43,6 +45,7 @@ class Requests:
         self.live = live
         self._metrics = metrics
         self._overload = overload
+        self._limiter = limiter
         self._turns = itertools.count()
 
     def turn(self) -> int:
@@ -60,6 +63,12 @@ class Requests:
         if prompt.model in view.routes:
             exchange.route = prompt.model
         return exchange.decide(prompt, view)
+
+    async def reserve(self, prompt: PromptView, exchange: Exchange, view: FleetView) -> None:
+        """Take from the limits of its caller what a request will need. Raises ApiError for one that is over them."""
+        if view.limits is not None and prompt.model in view.routes:
+            exchange.route = prompt.model
+            await self._limiter.reserve(exchange, view.limits, prompt)
 
     def raw(self, attempt: Attempt) -> RawTriton:
         """The server of an attempt. Raises UpstreamError if it takes no requests any more."""
@@ -89,6 +98,7 @@ class Requests:
 
     def observe(self, exchange: Exchange, status: Status, first_write: float = 0.0) -> None:
         """Count a request that has ended; `first_write` is the loop time of a stream's first message."""
+        exchange.status = status.http
         started = exchange.started
         ttft = first_write - started if first_write else None
         self._metrics.answered(API, exchange.route or UNKNOWN_ROUTE, status.http, self.live.now() - started, ttft)

@@ -29,6 +29,7 @@ from gateway.grpc.stream import Streams
 from gateway.grpc.unary import QUERIES, Unary
 from gateway.http.client_response import NOBODY
 from gateway.kserve import BODY_LIMIT, EXTENSIONS, any_servable, repository_index
+from gateway.limits import Limiter
 from gateway.listening import free_port
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
@@ -79,6 +80,7 @@ class GrpcFront:
         live: LiveExchanges,
         metrics: Metrics,
         overload: OverloadWatch,
+        limiter: Limiter,
         serving: Callable[[], bool],
         *,
         exposes_routing: bool,
@@ -87,7 +89,9 @@ class GrpcFront:
         self._fleet = fleet
         self._serving = serving
         self._server: Any = None
-        self._requests = requests = Requests(fleet, access, live, metrics, overload, exposes_routing=exposes_routing)
+        self._requests = requests = Requests(
+            fleet, access, live, metrics, overload, limiter, exposes_routing=exposes_routing
+        )
         unary = Unary(requests)
         bytes_in = grpc.unary_unary_rpc_method_handler
         own = {

@@ -191,6 +191,7 @@ class Session:
                     try:
                         fleet = requests.access.view(self.metadata.caller)
                         found = read_infer(message, stream=True, otherwise=requests.turn(), salt=fleet.salt)
+                        await requests.reserve(found.prompt, exchange, fleet)
                         ask, in_turn = await self._way(exchange, found, fleet)
                     finally:
                         if in_turn:

@@ -69,6 +69,8 @@ class Unary:
             try:
                 fleet = self._requests.access.view(metadata.caller)
                 found = read_infer(message, stream=False, otherwise=self._requests.turn(), salt=fleet.salt)
+                if fleet.limits is not None:
+                    await self._requests.reserve(found.prompt, exchange, fleet)
                 decided = self._requests.plan(found.prompt, exchange, fleet)
                 answer = await self._ask(
                     "ModelInfer", message, decided, exchange, metadata, versioned=found.versioned, id_=found.id

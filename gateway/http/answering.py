@@ -63,6 +63,7 @@ class Answering:
             logger.exception("request %s could not be answered or counted", self._request_id)
             self._response.close_after()
         finally:
+            self._exchange.status = self._response.status
             self._exchange.__exit__()
         return isinstance(error, Exception)
 
@@ -113,4 +114,5 @@ def refuse(response: ClientResponse, error: ApiError, shape: Shape, exchange: Ex
         headers += (("WWW-Authenticate", "Bearer"),)
     if error.retry_after is not None:
         headers += (("Retry-After", str(error.retry_after)),)
+    headers += error.headers
     response.send(error.status, headers, shape(error))

@@ -24,6 +24,7 @@ from gateway.http.pings import ping
 from gateway.http.placement import placement
 from gateway.http.request_head import RequestHead
 from gateway.kserve import API as KSERVE
+from gateway.limits import Limiter
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
 from gateway.relay.accounting import Account
@@ -52,6 +53,7 @@ class Front:
         live: LiveExchanges,
         metrics: Metrics,
         overload: OverloadWatch,
+        limiter: Limiter,
         body_limit: int,
         *,
         exposes_routing: bool,
@@ -61,10 +63,11 @@ class Front:
         self._live = live
         self._metrics = metrics
         self._overload = overload
+        self._limiter = limiter
         self._body_limit = body_limit
         self._exposes_routing = exposes_routing
         self._started = int(time.time())
-        self._kserve = KServeFront(fleet, access, live, metrics)
+        self._kserve = KServeFront(fleet, access, live, metrics, limiter)
 
     async def handle(self, request: Request) -> ClientResponse:
         """Answer one request."""
@@ -125,6 +128,8 @@ class Front:
         if prompt.model in view.routes:  # else it is counted under no name that a client makes up
             exchange.route = prompt.model
             response.headers += (("x-headrace-route", exchange.route),)
+            if view.limits is not None:
+                response.headers += await self._limiter.reserve(exchange, view.limits, prompt)
         decided = exchange.decide(prompt, view)
         passed = (("x-request-id", request_id), *passed_headers(headers, TRACE_CONTEXT))
         if (asked_timeouts := headers.get(TIMEOUTS_HEADER)) is not None:

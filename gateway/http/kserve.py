@@ -27,6 +27,7 @@ from gateway.http.passed_headers import TRACE_CONTEXT, authorization, passed_hea
 from gateway.http.placement import placement
 from gateway.http.request_body import RequestBody
 from gateway.kserve import API, BODY_LIMIT, EXTENSIONS, any_servable, reachable, repository_index
+from gateway.limits import Limiter
 from gateway.metrics import Metrics
 from gateway.upstream.base import UpstreamError
 from gateway.upstream.collected import Collected
@@ -34,6 +35,7 @@ from router.errors import ApiError, invalid
 from router.fleet import FleetView
 from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
 from router.plan import Plan, plan
+from router.prefix import RAW_PROMPT_KEY_BYTES
 from router.tenants import Digest
 from router.timeouts import TIMEOUTS_HEADER, read_timeouts
 
@@ -77,8 +79,11 @@ class _Statistics(msgspec.Struct):
 class KServeFront:
     """Answers everything under `/v2`."""
 
-    def __init__(self, fleet: LiveFleet, access: Access, live: LiveExchanges, metrics: Metrics) -> None:
+    def __init__(
+        self, fleet: LiveFleet, access: Access, live: LiveExchanges, metrics: Metrics, limiter: Limiter
+    ) -> None:
         self._fleet = fleet
+        self._limiter = limiter
         self._access = access
         self._live = live
         self._metrics = metrics
@@ -190,6 +195,10 @@ class KServeFront:
         prompt = view(asked.model, opening, request.head.headers.get("x-session-id"), turn, fleet.salt)
         exchange.route = asked.model
         response.headers += (("x-headrace-route", exchange.route),)
+        if fleet.limits is not None and asked.operation in GENERATING:
+            cut = len(opening.prompt) >= RAW_PROMPT_KEY_BYTES
+            at_most = max(body.length or 0, body.size) if cut else 0
+            response.headers += await self._limiter.reserve(exchange, fleet.limits, prompt, at_most)
         try:
             decided = _over_http(exchange.decide(prompt, fleet))
         except ApiError:

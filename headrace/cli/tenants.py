@@ -24,7 +24,13 @@ from headrace.cli.table import print_table
 
 tenants_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="Those who may call, and what for.", **PLAIN)
 
-HEADINGS = ("NAME", "KEYS", "ROUTES", "ISOLATED", "FROM", "PROBLEM")
+HEADINGS = ("NAME", "KEYS", "ROUTES", "ISOLATED", "LIMITS", "FROM", "PROBLEM")
+_LIMITS = {
+    "requests_per_minute": "requests/min",
+    "prompt_tokens_per_minute": "prompt tokens/min",
+    "completion_tokens_per_minute": "completion tokens/min",
+    "streams": "at a time",
+}
 _SHOWN_DIGITS = 8
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The tenant.")]
@@ -57,6 +63,12 @@ def set_tenant(
     isolated: Annotated[
         bool, typer.Option("--isolated/--shared", help="Whether its prompts share no cached prefix with others'.")
     ] = True,
+    limits: Annotated[
+        str | None, typer.Option(metavar="LIMITS", help="Its limits as in the fleet file; default: none.")
+    ] = None,
+    route_limits: Annotated[
+        str | None, typer.Option(metavar="LIMITS", help="Its limits by route: {ROUTE: LIMITS}; default: none.")
+    ] = None,
     admin: AdminOption = DEFAULT_ADMIN,
     admin_token: TokenOption = None,
 ) -> None:
@@ -64,9 +76,16 @@ def set_tenant(
 
     \b
     Example:
-      headrace tenants set search --key '{sha256: "...", name: ci}' --route llama
+      headrace tenants set search --key '{sha256: "...", name: ci}' --route llama \\
+        --limits '{requests_per_minute: 600, streams: 8}'
     """
-    body = {"keys": [_key(text) for text in key], "routes": route or [], "isolated": isolated}
+    body = {
+        "keys": [_key(text) for text in key],
+        "routes": route or [],
+        "isolated": isolated,
+        "limits": _mapping("--limits", limits),
+        "route_limits": _mapping("--route-limits", route_limits),
+    }
     AdminClient(admin, admin_token).put(f"{TENANTS}/{escaped(name)}", body)
     may = f"may call {', '.join(route)}" if route else "may call every route"
     typer.echo(f"Tenant {name} has {len(key)} key{'s' if len(key) != 1 else ''} and {may}.")
@@ -93,10 +112,27 @@ def _key(text: str) -> object:
     return value
 
 
+def _mapping(option: str, text: str | None) -> object:
+    """The limits that an option describes. What is in them is for the admin API to judge."""
+    try:
+        value = yaml.safe_load(text) if text is not None else {}
+    except yaml.YAMLError:
+        value = None
+    if not isinstance(value, dict):
+        raise AdminError(f"{option}: is no mapping: {{requests_per_minute: 600, streams: 8}}.")
+    return value
+
+
 def _cells(row: dict[str, Any]) -> list[Text]:
     keys = [_shown(key) for key in row["keys"]]
     texts = [row["name"], ", ".join(keys) or "-", ", ".join(row["routes"]) or "all", "yes" if row["isolated"] else "no"]
+    limits = [_limits(row["limits"])] + [f"{name}: {_limits(said)}" for name, said in row["route_limits"].items()]
+    texts.append("; ".join(filter(None, limits)) or "-")
     return [Text(text) for text in (*texts, ",".join(row["sources"]), row["problem"] or "-")]
+
+
+def _limits(limits: dict[str, int]) -> str:
+    return ", ".join(f"{limit} {_LIMITS.get(name, name)}" for name, limit in limits.items())
 
 
 def _shown(key: dict[str, str]) -> str:

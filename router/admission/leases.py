@@ -184,6 +184,10 @@ class RateLease:
         if ask is None:
             self._give(max(0.0, min(self.most, self._share) - self.held))
 
+    def own(self, now: float) -> None:
+        """There is no store: the whole limit is this gateway's, and it begins with a full bucket."""
+        self.alone, self.held, self._filled_at = 1, self.limit, now
+
     @property
     def _share(self) -> float:
         return self.limit / max(self.alone, 1)

@@ -9,19 +9,20 @@ exact whatever the estimate.
 
 `admit` never waits. Where this gateway's leases (`router.admission.leases`) do not cover a request but the shared store
 may, it says which meters to ask for more, and is called again with what the store said. A meter has one ask under way
-at a time.
+at a time; it may be for several requests that wait for it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from router.admission.leases import RateAsk, RateGrant, RateLease, StreamAsk, StreamLease
+from router.admission.leases import MINUTE_S, RateAsk, RateGrant, RateLease, StreamAsk, StreamLease
 
 Kind = Literal["requests", "prompt_tokens", "completion_tokens"]
 KINDS: tuple[Kind, ...] = ("requests", "prompt_tokens", "completion_tokens")
+_PLACES = {kind: place for place, kind in enumerate(KINDS)}
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -35,15 +36,33 @@ class Limits(msgspec.Struct, frozen=True):
     """At a time."""
 
 
+class TenantLimits(msgspec.Struct, frozen=True):
+    """All limits of one tenant."""
+
+    tenant: str
+    whole: Limits | None
+    """Of its requests to all routes together."""
+    routes: Mapping[str, Limits]
+    """Of those to single routes, by name."""
+
+
 class Use(msgspec.Struct, frozen=True):
-    """What one request takes, by estimate or in truth."""
+    """What one request, or several, take: by estimate or in truth."""
 
     prompt_tokens: int
     completion_tokens: int
+    requests: int = 1
 
     def amounts(self) -> tuple[int, int, int]:
         """In the order of `KINDS`."""
-        return (1, self.prompt_tokens, self.completion_tokens)
+        return (self.requests, self.prompt_tokens, self.completion_tokens)
+
+    def __add__(self, other: "Use") -> "Use":
+        return Use(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.requests + other.requests,
+        )
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -63,36 +82,59 @@ class Grant(msgspec.Struct, frozen=True):
 class Meter:
     """One gateway's hold on the limits of one tenant, as a whole or on one route."""
 
-    __slots__ = ("rates", "streams")
+    __slots__ = ("open", "rates", "streams")
 
     def __init__(self, limits: Limits, now: float) -> None:
+        self.open = 0
+        """Reservations that have not ended."""
         self.rates: dict[Kind, RateLease] = {}
         self.streams: StreamLease | None = None
         self.change(limits, now)
 
     def change(self, limits: Limits, now: float) -> None:
-        """Other limits are in force from now on; what is held and open stays so."""
+        """Other limits are in force from now on; what is held and open stays so, as far as it is within them."""
+        alone = self.alone
         for kind in KINDS:
             limit: float | None = getattr(limits, kind)
             if limit is None:
                 self.rates.pop(kind, None)
-            elif kind in self.rates:
-                self.rates[kind].limit = limit
+            elif (lease := self.rates.get(kind)) is not None:
+                lease.limit, lease.held = limit, min(lease.held, limit)
             else:
-                self.rates[kind] = RateLease(limit, now)
+                lease = self.rates[kind] = RateLease(limit, now)
+                if alone:
+                    lease.failed(None, alone, now)
         if limits.streams is None:
             self.streams = None
         elif self.streams is not None:
             self.streams.limit = limits.streams
         else:
             self.streams = StreamLease(limits.streams)
+            self.streams.open, self.streams.alone = self.open, alone
+
+    def own(self, now: float) -> None:
+        """There is no store: the limits are this gateway's alone, and it begins with full buckets."""
+        for lease in self.rates.values():
+            lease.own(now)
+        if self.streams is not None:
+            self.streams.failed(1)
+
+    @property
+    def alone(self) -> int:
+        """Among how many gateways the limits are divided without the store; 0 if it is asked."""
+        streams = self.streams.alone if self.streams is not None else 0
+        return max((lease.alone for lease in self.rates.values()), default=streams)
 
     @property
     def quiet(self) -> bool:
         """Nothing is held, owed or open: forgetting it loses nothing."""
-        if any(lease.held or lease.alone for lease in self.rates.values()):
+        if self.open or any(lease.held or lease.alone for lease in self.rates.values()):
             return False
-        return self.streams is None or not (self.streams.open or self.streams.permits)
+        return self.streams is None or not (self.streams.permits or self.streams.alone)
+
+    def full(self, now: float) -> bool:
+        """As `quiet`, of one that is on its `own`."""
+        return not self.open and all(lease.level(now) >= lease.limit for lease in self.rates.values())
 
     def due(self, now: float) -> bool:
         """Whether the store should be asked, though no request needs it now."""
@@ -101,10 +143,11 @@ class Meter:
         return self.streams is not None and self.streams.due(now)
 
     def ask(self, use: Use | None, now: float) -> Ask:
-        """What to ask for; `use` is the request that is not covered, if there is one."""
+        """What to ask for; `use` is what the requests need that are not covered, if there are any."""
         amounts = dict(zip(KINDS, use.amounts(), strict=True)) if use is not None else {}
         rates = tuple((kind, self.rates[kind].ask(amounts.get(kind, 0), now)) for kind in KINDS if kind in self.rates)
-        return Ask(rates, self.streams.ask(int(use is not None), now) if self.streams is not None else None)
+        streams = self.streams.ask(use.requests if use is not None else 0, now) if self.streams is not None else None
+        return Ask(rates, streams)
 
     def granted(self, ask: Ask, grant: Grant, now: float) -> None:
         """The store has answered."""
@@ -133,6 +176,8 @@ class Denial(msgspec.Struct, frozen=True):
     limit: float
     retry_after: float
     """Seconds until it would be within it if nobody else came; infinity if the request alone is over it."""
+    meter: Meter
+    """Whose limit it is."""
 
 
 class Short(msgspec.Struct, frozen=True):
@@ -144,15 +189,17 @@ class Short(msgspec.Struct, frozen=True):
 class Reservation:
     """What one request holds of its meters. `settle` or `release` it; whatever comes second does nothing."""
 
-    __slots__ = ("_meters", "_use")
+    __slots__ = ("_meters", "use")
 
     def __init__(self, meters: Sequence[Meter], use: Use, now: float) -> None:
         self._meters: Sequence[Meter] = meters
-        self._use = use
+        self.use = use
+        """What was reserved."""
+        amounts = use.amounts()
         for meter in meters:
-            for kind, amount in zip(KINDS, use.amounts(), strict=True):
-                if kind in meter.rates:
-                    meter.rates[kind].spend(amount, now)
+            meter.open += 1
+            for kind, lease in meter.rates.items():
+                lease.spend(amounts[_PLACES[kind]], now)
             if meter.streams is not None:
                 meter.streams.open += 1
 
@@ -166,23 +213,25 @@ class Reservation:
 
     def _end(self, used: tuple[int, int, int]) -> None:
         meters, self._meters = self._meters, ()
+        reserved = self.use.amounts()
         for meter in meters:
-            for kind, actual, reserved in zip(KINDS, used, self._use.amounts(), strict=True):
-                if kind in meter.rates:
-                    meter.rates[kind].correct(actual - reserved)
+            meter.open -= 1
+            for kind, lease in meter.rates.items():
+                place = _PLACES[kind]
+                lease.correct(used[place] - reserved[place])
             if meter.streams is not None:
                 meter.streams.open = max(0, meter.streams.open - 1)
 
 
-def admit(meters: Sequence[Meter], use: Use, now: float) -> Reservation | Short | Denial:
-    """Reserve `use` of all `meters`, if all cover it."""
+def admit(meters: Sequence[Meter], use: Use, now: float, *, asked_enough: bool = False) -> Reservation | Short | Denial:
+    """Reserve `use` of all `meters`, if all cover it. `asked_enough`: the store is not to be asked again."""
     short: list[Meter] = []
     denial: Denial | None = None
     for meter in meters:
         missing = _missing(meter, use, now)
         if missing:
             short.append(meter)
-            final = [denied for denied, may_ask in missing if not may_ask]
+            final = [denied for denied, may_ask in missing if asked_enough or not may_ask]
             denial = max([*final, *([denial] if denial else [])], key=lambda d: d.retry_after, default=None)
     if denial is not None:
         return denial
@@ -192,14 +241,16 @@ def admit(meters: Sequence[Meter], use: Use, now: float) -> Reservation | Short 
 def _missing(meter: Meter, use: Use, now: float) -> list[tuple[Denial, bool]]:
     """What `meter` does not cover of `use`, and whether the store may."""
     found: list[tuple[Denial, bool]] = []
-    for kind, amount in zip(KINDS, use.amounts(), strict=True):
-        lease = meter.rates.get(kind)
-        if lease is not None and (amount > lease.limit or not lease.covers(amount, now)):
+    amounts = use.amounts()
+    for kind, lease in meter.rates.items():
+        amount = amounts[_PLACES[kind]]
+        if amount > lease.limit or not lease.covers(amount, now):
             may_ask = amount <= lease.limit and not lease.alone and lease.may_ask(now)
-            found.append((Denial(kind, lease.limit, lease.wait(amount, now)), may_ask))
+            found.append((Denial(kind, lease.limit, lease.wait(amount, now), meter), may_ask))
     streams = meter.streams
     if streams is not None and not streams.covers():
-        found.append((Denial("streams", streams.limit, 1.0), not streams.alone and streams.may_ask(now)))
+        wait = 1.0 if streams.limit else math.inf
+        found.append((Denial("streams", streams.limit, wait, meter), not streams.alone and streams.may_ask(now)))
     return found
 
 
@@ -208,19 +259,34 @@ def rate_limit_headers(meters: Sequence[Meter], now: float) -> tuple[tuple[str, 
 
     Of the limits that apply, they show the one of which least is left. `reset` is when it would be whole again.
     """
-    found: list[tuple[str, str]] = []
-    for name, kinds in (("requests", KINDS[:1]), ("tokens", KINDS[1:])):
-        leases = [meter.rates[kind] for meter in meters for kind in kinds if kind in meter.rates]
-        if leases:
-            tightest = min(leases, key=lambda lease: lease.level(now) / max(lease.limit, 1.0))
-            left = min(max(tightest.level(now), 0.0), tightest.limit)
-            reset = (tightest.limit - left) / max(tightest.limit, 1e-9) * 60.0
-            found += [
-                (f"x-ratelimit-limit-{name}", f"{tightest.limit:.0f}"),
-                (f"x-ratelimit-remaining-{name}", f"{math.floor(left)}"),
-                (f"x-ratelimit-reset-{name}", _duration(reset)),
-            ]
-    return tuple(found)
+    requests = tokens = _NONE
+    for meter in meters:
+        for kind, lease in meter.rates.items():
+            level = lease.level(now)
+            part = level / lease.limit if lease.limit else 0.0
+            if kind == "requests":
+                if part < requests[0]:
+                    requests = (part, level, lease.limit)
+            elif part < tokens[0]:
+                tokens = (part, level, lease.limit)
+    if requests is _NONE:
+        return _told("tokens", tokens) if tokens is not _NONE else ()
+    return _told("requests", requests) + _told("tokens", tokens) if tokens is not _NONE else _told("requests", requests)
+
+
+_NONE = (math.inf, 0.0, 0.0)
+
+
+def _told(name: str, tightest: tuple[float, float, float]) -> tuple[tuple[str, str], ...]:
+    """The headers for what `name` counts: of the limit, what part of it is left, how much that is, and the whole."""
+    _, level, limit = tightest
+    left = min(max(level, 0.0), limit)
+    reset = (limit - left) / max(limit, 1e-9) * MINUTE_S
+    return (
+        (f"x-ratelimit-limit-{name}", str(int(limit))),
+        (f"x-ratelimit-remaining-{name}", str(int(left))),
+        (f"x-ratelimit-reset-{name}", _duration(reset)),
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -231,6 +231,16 @@ class KeySpec(Spec, frozen=True, kw_only=True):
     """The last day, in UTC, on which the key is taken."""
 
 
+class LimitSpec(Spec, frozen=True, kw_only=True):
+    """How much may be asked for. What is not given has no limit."""
+
+    requests_per_minute: Count | None = None
+    prompt_tokens_per_minute: Count | None = None
+    completion_tokens_per_minute: Count | None = None
+    streams: Count | None = None
+    """Requests that may be under way at a time, streamed or not."""
+
+
 class TenantSpec(Spec, frozen=True, kw_only=True):
     """Somebody who may call the gateway, and what for."""
 
@@ -241,6 +251,10 @@ class TenantSpec(Spec, frozen=True, kw_only=True):
     isolated: bool = True
     """Prompts of the tenant share no cached prefix with those of others, who could find out by the time to the first
     token what had been asked before. The gateway sends `cache_salt` to engines of protocol `openai`."""
+    limits: LimitSpec = field(default_factory=LimitSpec)
+    """Limits of all its requests together. Gateways that share a Redis share them."""
+    route_limits: dict[Name, LimitSpec] = field(default_factory=dict)
+    """Limits of its requests to single routes, which hold besides."""
 
 
 class RedisSpec(Spec, frozen=True, kw_only=True):

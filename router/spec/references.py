@@ -228,6 +228,12 @@ def tenant_findings(path: Path, tenant: TenantSpec, routes: Collection[str]) -> 
         if name not in routes:
             message = f"no route is named {name}{did_you_mean(name, routes)}"
             yield Finding((*path, "routes", index), message, warning=True)
+    for name in tenant.route_limits:
+        if name not in routes:
+            message = f"no route is named {name}{did_you_mean(name, routes)}"
+            yield Finding((*path, "route_limits", name), message, warning=True)
+        elif tenant.routes and name not in tenant.routes:
+            yield Finding((*path, "route_limits", name), "the tenant may not call this route", warning=True)
 
 
 def route_findings(path: Path, route: RouteSpec, pools: Collection[str]) -> Iterator[Finding]:

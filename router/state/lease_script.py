@@ -1,6 +1,7 @@
 """The shared side of limits: one hash per tenant (and route), one script that settles, fills, grants and counts.
 
-    headrace:{<fleet>}:limits:<tenant and route>
+    headrace:{<fleet>}:limits:<tenant>           of all its requests together
+    headrace:{<fleet>}:limits:<tenant>:<route>   of those to one route
 
 The hash holds a token bucket per kind of unit (its level under the kind's name, and one time `at` for all), and one
 field per gateway with the permits it holds for concurrent streams (`@<gateway>`: `<permits>:<Unix time at which they
@@ -10,6 +11,11 @@ that asks believes otherwise, so that a store that came back empty does not hand
 The clock is the server's. If it goes back, nothing fills until it has caught up. A bucket's level may be below zero:
 then more was spent than was there. Permits a gateway says it holds are never taken from it, even where they are more
 than the limit leaves: the streams are open.
+
+Besides, gateways that hold limits tell that they are there, so that each knows among how many a limit is to be divided
+when the store is out of reach:
+
+    headrace:{<fleet>}:limiters   a sorted set of gateways by the Unix time until which they count
 """
 
 from router.admission.leases import MINUTE_S, PERMITS_EXPIRE_S, RateGrant
@@ -71,6 +77,18 @@ return answer
 """
 
 SCRIPT = CLOCK + GRANT
+
+PRESENT = (
+    CLOCK
+    + """
+-- KEYS: the sorted set. ARGV: gateway, seconds for which it counts. Returns how many gateways there are.
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), ARGV[1])
+redis.call('PEXPIRE', KEYS[1], math.ceil(tonumber(ARGV[2]) * 1000))
+return redis.call('ZCARD', KEYS[1])
+"""
+)
+"""How a gateway says that it is there."""
 
 
 def arguments(gateway: str, ask: Ask) -> list[str]:

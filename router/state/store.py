@@ -81,17 +81,10 @@ class DocumentStore:
     """The documents of the fleet `fleet` in the Redis at `url`. Use it on one event loop and `close` it."""
 
     def __init__(self, url: str, fleet: str) -> None:
-        self.address = _without_credentials(url)
+        self.address = without_credentials(url)
         self._keys = {family: f"headrace:{{{fleet}}}:{family}" for family in FAMILIES}
         self._changes = f"headrace:{{{fleet}}}:changes"
-        self._redis: Redis = Redis.from_url(
-            url,
-            protocol=2,
-            socket_timeout=SOCKET_TIMEOUT_S,
-            socket_connect_timeout=SOCKET_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            client_name="headrace",
-        )
+        self._redis = client(url, SOCKET_TIMEOUT_S)
         keys = [*self._keys.values(), self._changes]
         self._scripts = {
             name: (self._redis.register_script(text), keys)
@@ -210,11 +203,29 @@ class DocumentStore:
 
     def describe(self, error: BaseException) -> str:
         """One sentence about why Redis did not do what it should."""
-        if isinstance(error, RedisTimeoutError | TimeoutError):
-            return f"Redis at {self.address} did not answer within {SOCKET_TIMEOUT_S:g} s."
-        if isinstance(error, ResponseError):
-            return f"Redis at {self.address} refused: {error}"
-        return f"Redis at {self.address} cannot be reached: {error}"
+        return why(self.address, error, SOCKET_TIMEOUT_S)
+
+
+def client(url: str, timeout_s: float) -> Redis:
+    """A client of the Redis at `url` that waits `timeout_s` for a connection or an answer, and tries once."""
+    made: Redis = Redis.from_url(
+        url,
+        protocol=2,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+        client_name="headrace",
+    )
+    return made
+
+
+def why(address: str, error: BaseException, timeout_s: float) -> str:
+    """One sentence about why the Redis at `address` did not do what it should."""
+    if isinstance(error, RedisTimeoutError | TimeoutError):
+        return f"Redis at {address} did not answer within {timeout_s:g} s."
+    if isinstance(error, ResponseError):
+        return f"Redis at {address} refused: {error}"
+    return f"Redis at {address} cannot be reached: {error}"
 
 
 def _index(family: Family) -> str:
@@ -260,6 +271,6 @@ def _read_field(snapshot: Snapshot, problems: list[str], family: Family, name: b
     snapshot.documents[family, document.source, document.id] = document
 
 
-def _without_credentials(url: str) -> str:
+def without_credentials(url: str) -> str:
     parts: Any = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

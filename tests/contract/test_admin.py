@@ -21,6 +21,7 @@ from gateway.admin.view import Lifecycle, Workers, no_requests_left
 from headrace.cli.endpoints import endpoints_app
 from headrace.cli.routes import routes_app
 from headrace.cli.tenants import tenants_app
+from router.admission.limits import Limits, TenantLimits
 from router.fleet import Endpoint, FleetView, compile_view
 from router.merge import MergedFleet, merge
 from router.spec.documents import Document, file_documents
@@ -463,7 +464,9 @@ async def test_a_command_that_fails_says_why_in_one_sentence_and_exits_with_1(
 async def test_a_tenant_is_set_listed_and_removed_with_its_keys_as_hashes_only(gateway: Gateway) -> None:
     first, second = "a" * 64, "b" * 64
     key = f"{{sha256: '{first}', name: ci, expires: 2027-01-31}}"
-    result = await headrace(gateway, "tenants", "set", "org/search", "--key", key, "--key", second, "--route", "r")
+    limits = ["--limits", "{requests_per_minute: 60, streams: 4}", "--route-limits", "{r: {streams: 2}}"]
+    keys = ["--key", key, "--key", second]
+    result = await headrace(gateway, "tenants", "set", "org/search", *keys, "--route", "r", *limits)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == "Tenant org/search has 2 keys and may call r.\n"
     assert gateway.fleet.keys.tenant_of(bytes.fromhex(first), 0.0) == "org/search"
@@ -473,8 +476,13 @@ async def test_a_tenant_is_set_listed_and_removed_with_its_keys_as_hashes_only(g
         "name": "org/search",
         "keys": [{"sha256": first, "name": "ci", "expires": "2027-01-31"}, {"sha256": second}],
         "routes": ["r"], "isolated": True, "sources": ["cli"], "problem": None,
+        "limits": {"requests_per_minute": 60, "streams": 4}, "route_limits": {"r": {"streams": 2}},
     }  # fmt: skip
-    assert "ci (to 2027-01-31), bbbbbbbb" in (await headrace(gateway, "tenants", "list")).stdout
+    held = gateway.fleet.tenants["org/search"].limits
+    assert held == TenantLimits("org/search", Limits(requests=60, streams=4), {"r": Limits(streams=2)})
+    listed = (await headrace(gateway, "tenants", "list")).stdout
+    assert "ci (to 2027-01-31), bbbbbbbb" in listed
+    assert "60 requests/min, 4 at a time; r: 2 at a time" in listed
     for line, said in (("routes remove r", "comes from file"), ("tenants remove org/search", "")):
         assert said in (await headrace(gateway, *line.split())).stderr
     assert gateway.fleet.tenants == {}
@@ -488,6 +496,9 @@ async def test_a_tenant_is_set_listed_and_removed_with_its_keys_as_hashes_only(g
         (["set", "t", "--key", "a" * 64, "--route", "rr"], "no route is named rr; did you mean r?"),
         (["set", "t", "--key", "a" * 64, "--key", "a" * 64], "listed twice"),
         (["set", "t", "--key", "c" * 64], "tenant taken's already"),
+        (["set", "t", "--key", "a" * 64, "--limits", "60"], "--limits: is no mapping"),
+        (["set", "t", "--key", "a" * 64, "--limits", "{requests: 60}"], "requests"),
+        (["set", "t", "--key", "a" * 64, "--route-limits", "{r: {streams: -1}}"], "route_limits.r.streams"),
         (["set", "a b", "--key", "a" * 64], "is not a name"),
         (["remove", "nobody"], "There is no tenant 'nobody'. There are: taken."),
     ],

@@ -258,6 +258,72 @@ def test_a_changed_limit_holds_at_once_and_keeps_open_streams() -> None:
     assert gateway.meter.streams.open == 0
 
 
+def test_a_meter_with_something_reserved_is_not_forgotten() -> None:
+    gateway = Gateway("gw", Limits(completion_tokens=6000), LeaseStore())
+    reservation = gateway.admit(Use(0, 100), 0.0)
+    assert isinstance(reservation, Reservation)
+    assert gateway.meter.rates["completion_tokens"].held == 0
+    assert not gateway.meter.quiet
+    reservation.settle(Use(0, 4000))
+    assert not gateway.meter.quiet
+    gateway.tick(LEASE_S)
+    assert gateway.store.levels["completion_tokens"] == 2100  # it has filled for a second
+    assert gateway.meter.quiet
+
+
+def test_a_limit_of_streams_that_comes_later_counts_those_that_are_open() -> None:
+    gateway = Gateway("gw", Limits(requests=600), LeaseStore())
+    held = gateway.admit(Use(0, 0), 0.0)
+    gateway.meter.change(Limits(requests=600, streams=1), 1.0)
+    assert isinstance(gateway.admit(Use(0, 0), 1.0), Denial)
+    assert isinstance(held, Reservation)
+    held.release()
+    assert isinstance(gateway.admit(Use(0, 0), 2.0), Reservation)
+
+
+def test_a_limit_that_comes_while_the_store_is_away_is_shared_like_the_others() -> None:
+    meter = Meter(Limits(requests=6000), 0.0)
+    meter.failed(None, 4, 0.0)
+    meter.change(Limits(requests=6000, prompt_tokens=6000, streams=8), 0.0)
+    assert (meter.rates["prompt_tokens"].alone, meter.streams and meter.streams.alone) == (4, 4)
+    assert isinstance(admit((meter,), Use(100, 0), 0.0), Reservation)
+    assert isinstance(admit((meter,), Use(1, 0), 0.0), Denial)
+
+
+def test_without_a_store_a_limit_begins_full_fills_by_itself_and_is_forgotten_when_it_is_full() -> None:
+    meter = Meter(Limits(requests=60, streams=4), 0.0)
+    meter.own(0.0)
+    assert meter.full(0.0)
+    taken = [admit((meter,), Use(0, 0), 0.0) for _ in range(4)]
+    assert all(isinstance(one, Reservation) for one in taken)
+    assert isinstance(admit((meter,), Use(0, 0), 0.0), Denial)
+    for one in taken:
+        assert isinstance(one, Reservation)
+        one.settle(Use(0, 0))
+    assert not meter.full(3.9)
+    assert meter.full(4.0)
+
+
+def test_a_lowered_limit_takes_away_what_is_held_beyond_it() -> None:
+    meter = Meter(Limits(requests=6000), 0.0)
+    meter.own(0.0)
+    meter.change(Limits(requests=2), 0.0)
+    assert sum(isinstance(admit((meter,), Use(0, 0), 0.0), Reservation) for _ in range(10)) == 2
+
+
+def test_one_ask_may_be_for_several_requests() -> None:
+    meter, store = Meter(Limits(requests=60, prompt_tokens=6000, streams=8), 0.0), LeaseStore()
+    ask = meter.ask(Use(100, 0) + Use(200, 0) + Use(300, 0), 0.0)
+    meter.granted(ask, store.grant("gw", ask, 0.0), 0.0)
+    assert all(isinstance(admit((meter,), Use(tokens, 0), 0.0), Reservation) for tokens in (300, 200, 100))
+
+
+def test_who_has_asked_enough_is_told_no() -> None:
+    meter = Meter(Limits(requests=60), 0.0)
+    assert isinstance(admit((meter,), Use(0, 0), 0.0), Short)
+    assert isinstance(admit((meter,), Use(0, 0), 0.0, asked_enough=True), Denial)
+
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["admit", "settle", "release", "tick", "cut", "mend"]),

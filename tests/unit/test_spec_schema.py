@@ -24,6 +24,7 @@ from router.spec.fleet import (
     FleetSpec,
     GatewaySpec,
     KeySpec,
+    LimitSpec,
     OutlierSpec,
     OverloadSpec,
     PoolSpec,
@@ -103,6 +104,17 @@ def outliers() -> st.SearchStrategy[OutlierSpec]:
     rest = struct(OutlierSpec, failures=positive, base_ejection=once, max_ejection=once, max_ejected=percents)
     return st.builds(
         lambda pair, o: msgspec.structs.replace(o, base_ejection=pair[0], max_ejection=pair[1]), ejections, rest
+    )
+
+
+def limits() -> st.SearchStrategy[LimitSpec]:
+    count = st.none() | st.integers(0, 2**40)
+    return struct(
+        LimitSpec,
+        requests_per_minute=count,
+        prompt_tokens_per_minute=count,
+        completion_tokens_per_minute=count,
+        streams=count,
     )
 
 
@@ -191,7 +203,16 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
             expires=st.none() | st.dates().map(str),
         )
         may = st.lists(names, max_size=2)
-        tenants[name] = draw(struct(TenantSpec, keys=st.lists(key, max_size=1), routes=may, isolated=st.booleans()))
+        tenants[name] = draw(
+            struct(
+                TenantSpec,
+                keys=st.lists(key, max_size=1),
+                routes=may,
+                isolated=st.booleans(),
+                limits=limits(),
+                route_limits=st.dictionaries(names, limits(), max_size=2),
+            )
+        )
     spec: FleetSpec = draw(
         struct(
             FleetSpec,
@@ -386,7 +407,7 @@ def test_the_example_fits_the_schema() -> None:
     "name",
     [
         *("EndpointSpec", "PoolSpec", "RouteSpec", "FleetSpec", "GatewaySpec", "TimeoutSpec"),
-        *("OutlierSpec", "OverloadSpec", "RetrySpec", "ProbeSpec", "TenantSpec", "KeySpec", "AuthSpec"),
+        *("OutlierSpec", "OverloadSpec", "RetrySpec", "ProbeSpec", "TenantSpec", "LimitSpec", "KeySpec", "AuthSpec"),
     ],
 )
 def test_every_field_is_in_the_configuration_reference(name: str) -> None:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.admission.limits import Limits, TenantLimits
 from router.errors import ApiError
 from router.fleet import FleetView, compile_view
 from router.merge import merge
 from router.prompt import isolate, read_fields, read_prompt
 from router.spec.documents import Document, Source, file_documents
-from router.spec.fleet import EndpointSpec, FleetSpec, KeySpec, PoolSpec, RouteSpec, TenantSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, KeySpec, LimitSpec, PoolSpec, RouteSpec, TenantSpec
 from router.spec.strict import read_fleet
 from router.tenants import digest_of, index_keys, is_own_salt, own_salt
 
@@ -194,3 +195,28 @@ def test_who_is_not_isolated_has_the_salt_that_it_chose_but_none_of_a_tenants() 
     with pytest.raises(ApiError) as caught:
         chat(str(stolen), "")
     assert (caught.value.status, caught.value.param) == (400, "cache_salt")
+
+
+def test_limits_are_those_of_the_tenant_and_of_its_routes_and_none_cost_nothing() -> None:
+    few, none = LimitSpec(prompt_tokens_per_minute=5), LimitSpec()
+    view = view_of(
+        whole=TenantSpec(keys=[hashed("1")], limits=LimitSpec(requests_per_minute=60, streams=2)),
+        routed=TenantSpec(keys=[hashed("2")], route_limits={"r": few, "s": none}),
+        free=TenantSpec(keys=[hashed("3")]),
+    )
+    found = {name: tenant.limits for name, tenant in view.tenants.items()}
+    assert found == {
+        "whole": TenantLimits("whole", Limits(requests=60, streams=2), {}),
+        "routed": TenantLimits("routed", None, {"r": Limits(prompt_tokens=5)}),
+        "free": None,
+    }
+
+
+def test_a_limit_on_a_route_that_is_not_there_or_not_to_be_called_is_a_warning() -> None:
+    limits = "    route_limits: {t: {streams: 1}, s: {streams: 1}, r: {streams: 1}}\n"
+    reading = read_fleet(FILE + limits)
+    assert reading.problems == []
+    assert [(found.path, found.message) for found in reading.warnings] == [
+        ("tenants.search.route_limits.t", "no route is named t"),
+        ("tenants.search.route_limits.s", "the tenant may not call this route"),
+    ]
