@@ -255,6 +255,7 @@ class Limiter:
         try:
             self.gateways = await store.present()
         except REDIS_FAILURES as error:
+            self._metrics.lease_asks.values["failed",] += 1
             self._lose(store.describe(error))
             return
         if self._lost:
