@@ -18,6 +18,7 @@ from gateway.overload import OverloadWatch
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.raw import SERVICE, RawTriton
+from router.admission.limits import TenantLimits
 from router.fleet import FleetView
 from router.plan import Attempt, Plan
 from router.prompt import PromptView
@@ -64,11 +65,11 @@ class Requests:
             exchange.route = prompt.model
         return exchange.decide(prompt, view)
 
-    async def reserve(self, prompt: PromptView, exchange: Exchange, view: FleetView) -> None:
+    async def reserve(self, prompt: PromptView, exchange: Exchange, limits: TenantLimits, view: FleetView) -> None:
         """Take from the limits of its caller what a request will need. Raises ApiError for one that is over them."""
-        if view.limits is not None and prompt.model in view.routes:
+        if prompt.model in view.routes:
             exchange.route = prompt.model
-            await self._limiter.reserve(exchange, view.limits, prompt)
+            await self._limiter.reserve(exchange, limits, prompt)
 
     def raw(self, attempt: Attempt) -> RawTriton:
         """The server of an attempt. Raises UpstreamError if it takes no requests any more."""

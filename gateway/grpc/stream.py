@@ -191,7 +191,8 @@ class Session:
                     try:
                         fleet = requests.access.view(self.metadata.caller)
                         found = read_infer(message, stream=True, otherwise=requests.turn(), salt=fleet.salt)
-                        await requests.reserve(found.prompt, exchange, fleet)
+                        if fleet.limits is not None:
+                            await requests.reserve(found.prompt, exchange, fleet.limits, fleet)
                         ask, in_turn = await self._way(exchange, found, fleet)
                     finally:
                         if in_turn:

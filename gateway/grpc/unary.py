@@ -70,7 +70,7 @@ class Unary:
                 fleet = self._requests.access.view(metadata.caller)
                 found = read_infer(message, stream=False, otherwise=self._requests.turn(), salt=fleet.salt)
                 if fleet.limits is not None:
-                    await self._requests.reserve(found.prompt, exchange, fleet)
+                    await self._requests.reserve(found.prompt, exchange, fleet.limits, fleet)
                 decided = self._requests.plan(found.prompt, exchange, fleet)
                 answer = await self._ask(
                     "ModelInfer", message, decided, exchange, metadata, versioned=found.versioned, id_=found.id
