@@ -115,7 +115,7 @@ class Gateway:
         self._watches: list[asyncio.Task[None]] = []
         self.lifecycle: Lifecycle = "starting"
         self._metrics.registry.register(
-            FleetCollector(lambda: self.fleet, lambda: self.live_requests, self.redis_connected)
+            FleetCollector(lambda: self.fleet, lambda: self.live_requests, self.redis_connected, self._limiter.__len__)
         )
 
     @property

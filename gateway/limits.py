@@ -19,8 +19,6 @@ import math
 import random
 from collections.abc import Callable
 
-from prometheus_client import Gauge
-
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
 from router.admission import estimate
@@ -109,8 +107,6 @@ class Limiter:
         self._needed = asyncio.Event()
         self._answered = asyncio.Event()
         """Set when the next round has been answered, either way."""
-        kept = Gauge("headrace_limit_meters", "Limits of tenants and routes in use.", registry=metrics.registry)
-        kept.set_function(self.__len__)
 
     def __len__(self) -> int:
         """How many meters there are."""

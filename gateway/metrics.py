@@ -173,11 +173,13 @@ class FleetCollector(Collector):
         view: Callable[[], FleetView],
         live_requests: Callable[[], int],
         redis_connected: Callable[[], bool | None],
+        limit_meters: Callable[[], int] | None = None,
     ) -> None:
-        """`redis_connected` gives None where no Redis is configured."""
+        """`redis_connected` gives None where no Redis is configured; `limit_meters` how many limits are held."""
         self._view = view
         self._live_requests = live_requests
         self._redis_connected = redis_connected
+        self._limit_meters = limit_meters
 
     def collect(self) -> Iterator[Metric]:
         live = GaugeMetricFamily("headrace_live_requests", "Client requests being answered.")
@@ -194,6 +196,10 @@ class FleetCollector(Collector):
             phase.add_metric([endpoint.id, endpoint.pool, endpoint.phase], 1)
         yield in_flight
         yield phase
+        if self._limit_meters is not None:
+            meters = GaugeMetricFamily("headrace_limit_meters", "Limits of tenants, and of theirs on routes, in use.")
+            meters.add_metric([], self._limit_meters())
+            yield meters
         connected = self._redis_connected()
         if connected is not None:
             redis = GaugeMetricFamily("headrace_redis_connected", "Whether the shared state is followed.")

@@ -14,6 +14,7 @@ from gateway.kserve import API as KSERVE
 from gateway.metrics import CLIENT_GONE, FINISH_REASONS, UNKNOWN_ROUTE, FleetCollector, Metrics
 from gateway.upstream.base import Failure
 from headrace.workers.totals import WorkerCounts
+from router.admission.limits import KINDS
 from router.fleet import FleetView, Phase
 from router.overload import Stage
 from router.plan import Reason
@@ -32,6 +33,8 @@ _LABELS: dict[str, str | tuple[str, ...]] = {
     "outcome": ("exported", "failed", "dropped"),
     "headrace_attempts.reason": get_args(Reason),
     "headrace_finished.reason": (*sorted(FINISH_REASONS), "other"),
+    "headrace_lease_asks.outcome": ("granted", "failed"),
+    "headrace_limit_refusals.limit": (*KINDS, "streams"),
     "headrace_tokens.kind": ("prompt", "prompt_cached", "completion"),
 }
 """What the labels can be, by name; where a family has a label of its own, by the family's name and that."""
@@ -67,7 +70,7 @@ def page() -> str:
 def _families() -> Iterator[list[Metric]]:
     """Every family there can be, section by section."""
     yield list(Metrics().collect())
-    yield list(FleetCollector(FleetView, lambda: 0, lambda: True).collect())
+    yield list(FleetCollector(FleetView, lambda: 0, lambda: True, lambda: 0).collect())
     yield list(WorkerCounts(1, lambda: 1, lambda: 0).collect())
     yield list(ProcessCollector(registry=None).collect())
 

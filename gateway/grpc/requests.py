@@ -68,7 +68,7 @@ class Requests:
     async def reserve(self, prompt: PromptView, exchange: Exchange, limits: TenantLimits, view: FleetView) -> None:
         """Take from the limits of its caller what a request will need. Raises ApiError for one that is over them."""
         if prompt.model in view.routes:
-            exchange.route = prompt.model
+            exchange.tenant, exchange.route = view.tenant, prompt.model
             await self._limiter.reserve(exchange, limits, prompt)
 
     def raw(self, attempt: Attempt) -> RawTriton:
