@@ -97,7 +97,9 @@ def read_parent(traceparent: str, state: str) -> Parent | None:
     if found is None:
         return None
     sampled = bool(int(found["flags"], 16) & _SAMPLED)
-    return Parent(int(found["trace"], 16), int(found["span"], 16), sampled, state[:_STATE_CHARACTERS])
+    return Parent(
+        int(found["trace"], 16), int(found["span"], 16), sampled, state if len(state) <= _STATE_CHARACTERS else ""
+    )
 
 
 def _span_id() -> int:

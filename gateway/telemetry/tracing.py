@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 import threading
 import time
 import uuid
@@ -52,6 +53,9 @@ _LAST_SPANS_S = 3.0
 """How long the last spans have when the gateway stops."""
 _COMPLAINT_EVERY_S = 60.0
 _TRACES_PATH = "/v1/traces"
+_MEMBER = re.compile(r"[a-z][a-z0-9_*/-]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]")
+"""An entry of `tracestate` as the SDK takes it, without the form of its key that has two parts."""
+_MOST_MEMBERS = 32
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
@@ -142,7 +146,7 @@ class Tracing:
     ) -> list[ReadableSpan]:
         """The request's own span, and under it those of what was done for it."""
         now = trace.end_attempt()
-        state = TraceState.from_header([trace.parent.state]) if trace.parent is not None else TraceState()
+        state = _state(trace.parent.state) if trace.parent is not None else TraceState()
 
         def context(span_id: int, *, remote: bool = False) -> SpanContext:
             return SpanContext(trace.trace_id, span_id, remote, _SAMPLED, state)
@@ -222,6 +226,14 @@ class Tracing:
                 )
             )
         return spans
+
+
+def _state(header: str) -> TraceState:
+    """A `tracestate`; empty if it is not one: the SDK would log what is wrong with it, however often a client asks."""
+    members = [member.strip(" \t") for member in header.split(",")] if header else []
+    if len(members) > _MOST_MEMBERS or not all(_MEMBER.fullmatch(member) for member in members):
+        return TraceState()
+    return TraceState(list(dict(member.split("=", 1) for member in members).items()))  # type: ignore[arg-type]
 
 
 def _name(record: Record) -> str:

@@ -183,6 +183,18 @@ async def test_a_client_that_does_not_record_its_trace_is_not_traced_and_its_tra
     assert engine.requests[0].headers["traceparent"] == NOT_RECORDED
 
 
+@pytest.mark.parametrize("state", ["not one", "a=1,a=2", "a=1," * 40 + "b=2", "A=1", "a=", ",", "x" * 5000])
+async def test_a_tracestate_that_is_none_is_no_line_in_the_log_and_goes_on(
+    collecting: Collector, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedEngine(answers) as engine:
+        async with running_gateway(traced(one_pool(engine.endpoint()), collecting.grpc_url)) as running:
+            assert await ask(running, traceparent=RECORDED, tracestate=state) == 200
+            await collecting.until(lambda: len(collecting.spans) >= 3)
+    assert engine.requests[0].headers["tracestate"] == state
+    assert not [one for one in caplog.records if one.name.startswith("opentelemetry")]
+
+
 async def test_nothing_is_sampled_that_is_not_to_be_but_for_traces_of_clients(
     collecting: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
