@@ -24,10 +24,11 @@ from gateway.exchange import LiveExchanges
 from gateway.file_limit import raise_file_limit
 from gateway.fleet import LiveFleet
 from gateway.grpc.server import GrpcFront
+from gateway.http.client_addresses import ClientAddresses
 from gateway.http.front import Front
 from gateway.http.server import ClientServer
 from gateway.limits import Limiter
-from gateway.listening import not_to_be_had
+from gateway.listening import certificate, not_to_be_had
 from gateway.metrics import FleetCollector, Metrics
 from gateway.overload import OverloadWatch
 from gateway.series import Rows
@@ -89,6 +90,7 @@ class Gateway:
         self._overload = OverloadWatch(spec.gateway.overload, self._metrics)
         limits = LimitStore(redis_url, spec.fleet, secrets.token_hex(8)) if redis_url is not None else None
         self._limiter = Limiter(limits, self._metrics, lambda: self.fleet, self._live.now)
+        self._addresses = ClientAddresses(spec.gateway.clients, self._metrics)
         access = Access(self._live_fleet, anonymous=spec.gateway.auth.anonymous == "allow")
         self._front = Front(
             self._live_fleet,
@@ -97,6 +99,7 @@ class Gateway:
             self._metrics,
             self._overload,
             self._limiter,
+            self._addresses,
             size_bytes(spec.gateway.body_limit),
             exposes_routing=spec.gateway.expose_routing,
         )
@@ -110,7 +113,7 @@ class Gateway:
             lambda: self.lifecycle == "serving",
             exposes_routing=spec.gateway.expose_routing,
         )
-        self._admin = AdminServer(self, admin_token) if inherited is None else None
+        self._admin = AdminServer(self, admin_token, spec.gateway.admin_tls) if inherited is None else None
         self._clients: ClientServer | None = None
         self._watches: list[asyncio.Task[None]] = []
         self.lifecycle: Lifecycle = "starting"
@@ -147,8 +150,9 @@ class Gateway:
         return status.connected if status.configured else None
 
     async def start(self) -> None:
-        """Serve. Raises ListenError if an address is not to be had."""
+        """Serve. Raises ListenError if an address is not to be had, or a certificate for it."""
         raise_file_limit()
+        own = certificate("tls", self._spec.gateway.tls)
         if self._admin is not None:
             await self._admin.start(self._spec.gateway.admin)
         await self.state.start()
@@ -162,12 +166,15 @@ class Gateway:
         self._live.observer = observer = observer_of(self._spec, self._metrics, self._live.now)
         if observer is not None and observer.tells_of_all:
             handle = partial(observer.handle, handle)
-        self._clients = ClientServer(handle, self._overload)
+        if own is not None:
+            self._watches.append(asyncio.create_task(own.follow(), name="certificate"))
+        tls = own.context if own is not None else None
+        self._clients = ClientServer(handle, self._overload, self._addresses, tls)
         bound = self._inherited.http if self._inherited is not None else None
         await self._clients.start(self._spec.gateway.http, bound)
         if self._spec.gateway.grpc is not None:
             try:
-                await self._grpc.start(self._spec.gateway.grpc, shared=self._inherited is not None)
+                await self._grpc.start(self._spec.gateway.grpc, own, shared=self._inherited is not None)
             except OSError as error:
                 raise not_to_be_had("grpc", self._spec.gateway.grpc, error) from None
         self.lifecycle = "serving"

@@ -6,13 +6,12 @@ nothing, on the admin port, too: a liveness probe would then end a gateway that 
 
 import contextlib
 import logging
-import math
 import resource
-import time
+
+from gateway.seldom import Seldom
 
 _MOST_KEPT = 128
 """Files that clients leave to others, where there are many; a quarter where there are few."""
-_LOG_EVERY_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +28,11 @@ class ClientFiles:
     """Which connections of clients are one too many."""
 
     def __init__(self) -> None:
-        self._refused = 0
-        self._logged = -math.inf
+        self._refused = Seldom(
+            logger,
+            "closed %d new client connections: nearly all of the %d files that this process may open are in use; raise "
+            "its limit (ulimit -n, LimitNOFILE) or have fewer clients",
+        )
 
     def refuses(self, descriptor: int) -> bool:
         """Whether the new connection with this file descriptor is to be closed. The system hands out the lowest number
@@ -38,12 +40,5 @@ class ClientFiles:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if descriptor < limit - min(limit // 4, _MOST_KEPT):
             return False
-        self._refused += 1
-        if (now := time.monotonic()) >= self._logged + _LOG_EVERY_S:
-            logger.warning(
-                "closed %d new client connections: nearly all of the %d files that this process may open are in use; "
-                "raise its limit (ulimit -n, LimitNOFILE) or have fewer clients",
-                *(self._refused, limit),
-            )
-            self._refused, self._logged = 0, now
+        self._refused.happened(limit)
         return True

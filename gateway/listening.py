@@ -5,11 +5,14 @@ import errno
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 
+from gateway.tls import HANDSHAKE_S, Certificate, CertificateError
+from router.spec.fleet import TlsSpec
 from router.spec.units import host_and_port
 
-_BACKLOG = 4096
+BACKLOG = 4096
 """Connections that may wait to be accepted; Linux cuts it to `net.core.somaxconn`, which is that by default. A client
 whose connection does not fit is reset after it has sent its request."""
 
@@ -19,7 +22,8 @@ logger = logging.getLogger(__name__)
 class ListenError(Exception):
     """A listening address cannot be used. The message is one sentence for the operator.
 
-    `what` is the address's name in the fleet file: `http`, `grpc` or `admin`.
+    `what` is what is at fault, by its name in the fleet file: an address (`http`, `grpc`, `admin`) or the certificate
+    of one (`tls`, `admin_tls`).
     """
 
     def __init__(self, what: str, message: str) -> None:
@@ -28,26 +32,45 @@ class ListenError(Exception):
 
 
 async def listen(
-    protocol: Callable[[], asyncio.Protocol], what: str, address: str, bound: Sequence[socket.socket] | None = None
+    protocol: Callable[[], asyncio.Protocol],
+    what: str,
+    address: str,
+    bound: Sequence[socket.socket] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> list[asyncio.Server]:
-    """Serve connections by what `protocol` makes, on `address` or on the sockets that are `bound` to it already. Raises
-    ListenError."""
+    """Serve connections by what `protocol` makes, on `address` or on the sockets that are `bound` to it already, with
+    TLS where there is a context for it. Raises ListenError."""
     host, port = host_and_port(address)
+    patience = HANDSHAKE_S if tls is not None else None
     loop = asyncio.get_running_loop()
     servers: list[asyncio.Server] = []
     try:
         if bound is None:
-            servers.append(await loop.create_server(protocol, host, port, backlog=_BACKLOG))
+            servers.append(
+                await loop.create_server(protocol, host, port, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=patience)
+            )
         else:
             for one in bound:
-                one.listen(_BACKLOG)  # uvloop does it again, but would keep to itself that it fails
-                servers.append(await loop.create_server(protocol, sock=one, backlog=_BACKLOG))
+                one.listen(BACKLOG)  # uvloop does it again, but would keep to itself that it fails
+                servers.append(
+                    await loop.create_server(
+                        protocol, sock=one, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=patience
+                    )
+                )
     except OSError as error:
         for server in servers:
             server.close()
         raise not_to_be_had(what, address, error) from None
     logger.info("%s: listening on %s", what, address)
     return servers
+
+
+def certificate(what: str, files: TlsSpec | None) -> Certificate | None:
+    """The certificate in `files`, if there are any. Raises ListenError."""
+    try:
+        return Certificate(files) if files is not None else None
+    except CertificateError as error:
+        raise ListenError(what, f"The certificate of gateway.{what} cannot be used: {error}.") from None
 
 
 def bind(what: str, address: str) -> list[socket.socket]:

@@ -78,6 +78,11 @@ class Metrics(Collector):
             " waited (dropped).",
             ("outcome",),
         )
+        self.clients_refused = Counters(
+            "headrace_clients_refused",
+            "Connections and requests of HTTP clients refused for how they begin or how many their address has.",
+            ("reason",),
+        )
         self.ejections = Counters(
             "headrace_ejections", "Times an endpoint was ejected for failed requests in a row.", ("endpoint",)
         )
@@ -105,7 +110,7 @@ class Metrics(Collector):
         )
         self._of_endpoints = (self.attempts, self.upstream_failures, self.ejections)
         self._families = (
-            *(*self._of_routes, *self._of_endpoints, self.overloaded),
+            *(*self._of_routes, *self._of_endpoints, self.overloaded, self.clients_refused),
             *(self.access_log_dropped, self.spans, self.lease_asks),
         )
         for family in self._families:

@@ -24,7 +24,7 @@ from gateway.chat_template import compile_template
 from gateway.upstream.triton.token_form import end_id
 from gateway.upstream.triton.tokens import TokenizerError, load_tokenizer
 from headrace.settings import ADDRESSES, Settings, read_settings
-from router.spec.fleet import FleetSpec, PoolSpec, ReplaceSpec, SecretSpec
+from router.spec.fleet import FleetSpec, GatewaySpec, PoolSpec, ReplaceSpec, SecretSpec
 from router.spec.strict import Problem, Reading, read_fleet
 from router.spec.units import host_and_port
 from router.spec.yaml_nodes import MAX_CHARACTERS
@@ -155,13 +155,26 @@ def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, l
             path = str((folder / credentials.replace.file).absolute())
             credentials = ReplaceSpec(replace=SecretSpec(file=path))
         pools[name] = structs.replace(pool, chat_template=template, tokenizer=tokenizer, credentials=credentials)
-    return structs.replace(reading.fleet, pools=pools), problems
+    gateway = _with_certificates(reading.fleet.gateway, folder)
+    return structs.replace(reading.fleet, pools=pools, gateway=gateway), problems
+
+
+def _with_certificates(gateway: GatewaySpec, folder: Path) -> GatewaySpec:
+    """`gateway` with absolute paths of certificates, whichever folder a worker looks from. The gateway reads the files
+    when it starts: who checks the fleet file need not have them."""
+    found = {}
+    for name in ("tls", "admin_tls"):
+        if (files := getattr(gateway, name)) is not None:
+            paths = {field: str((folder / path).absolute()) for field, path in structs.asdict(files).items() if path}
+            found[name] = structs.replace(files, **paths)
+    return structs.replace(gateway, **found)
 
 
 def _open_admin(reading: Reading, fleet: FleetSpec, settings: Settings) -> list[Problem]:
     """A warning if anybody who reaches this machine could change the fleet."""
     host, _ = host_and_port(fleet.gateway.admin)
-    if settings.admin_token is not None or host == "localhost":
+    tls = fleet.gateway.admin_tls
+    if settings.admin_token is not None or host == "localhost" or (tls is not None and tls.client_ca is not None):
         return []
     with contextlib.suppress(ValueError):
         if host is not None and ipaddress.ip_address(host).is_loopback:

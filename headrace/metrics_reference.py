@@ -32,6 +32,7 @@ _LABELS: dict[str, str | tuple[str, ...]] = {
     "stage": tuple(stage.name.lower() for stage in Stage),
     "outcome": ("exported", "failed", "dropped"),
     "headrace_attempts.reason": get_args(Reason),
+    "headrace_clients_refused.reason": ("connections", "requests", "proxy_header", "tls_handshake"),
     "headrace_finished.reason": (*sorted(FINISH_REASONS), "other"),
     "headrace_lease_asks.outcome": ("granted", "failed"),
     "headrace_limit_refusals.limit": (*KINDS, "streams"),

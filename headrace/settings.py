@@ -30,8 +30,8 @@ _LOG_FORMAT = "HEADRACE_LOG_FORMAT"
 VARIABLES = (_REDIS_URL, *ADDRESSES.values(), _ADMIN_TOKEN, _LOG_LEVEL, _LOG_FORMAT)
 """Every variable that is read here."""
 
-_OF_COMMANDS = ("HEADRACE_ADMIN", "HEADRACE_CONFIG")
-"""Options of commands, not of the fleet: the admin API's address and the file's path. The command line reads them."""
+_OF_COMMANDS = ("HEADRACE_ADMIN", "HEADRACE_ADMIN_CA", "HEADRACE_ADMIN_CERT", "HEADRACE_CONFIG")
+"""Of commands, not of the fleet: how the admin API is called, and the file's path. The command line reads them."""
 
 
 @dataclass(frozen=True, slots=True)

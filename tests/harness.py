@@ -118,6 +118,9 @@ async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncI
         access_log=spec.gateway.access_log,
         tracing=spec.gateway.tracing,
         retry=spec.gateway.retry,
+        tls=spec.gateway.tls,
+        admin_tls=spec.gateway.admin_tls,
+        clients=spec.gateway.clients,
         auth=spec.gateway.auth if spec.tenants else OPEN,
     )
     gateway = Gateway(msgspec.structs.replace(spec, gateway=addresses), "hash", None)

@@ -1,7 +1,7 @@
 """The admin API as an aiohttp application, on a port of its own.
 
 `/healthz`, `/readyz` and `/metrics` are for machines and need no token. Everything under `/admin` changes or shows the
-fleet and needs one, if one is set, in the header `TOKEN_HEADER`.
+fleet and needs one, if one is set, in the header `TOKEN_HEADER`; and a client certificate, where the port knows whose.
 
 Names may hold slashes (`org/model`). They may be escaped or not: the routes below take all of
 the path up to a verb at its end.
@@ -34,10 +34,12 @@ _Spec = TypeVar("_Spec")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def admin_app(gateway: AdminView, token: str | None) -> web.Application:
-    """The admin API of `gateway`; with a `token`, `/admin` is for those only who send it."""
+def admin_app(gateway: AdminView, token: str | None, *, client_certificates: bool = False) -> web.Application:
+    """The admin API of `gateway`; with a `token`, `/admin` is for those only who send it, and with
+    `client_certificates` for those only who have shown one that the connection has found good."""
     handlers = _Handlers(gateway)
-    app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_errors, _token_check(token)])
+    checks = [_certificate_check] if client_certificates else []
+    app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_errors, *checks, _token_check(token)])
     app.add_routes(
         [
             web.get("/healthz", handlers.healthz),
@@ -193,7 +195,7 @@ def _json(content: object, *, status: int = 200, headers: dict[str, str] | None 
 def _token_check(token: str | None) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if token is not None and unquote(request.path).startswith("/admin"):
+        if token is not None and _is_guarded(request):
             given = request.headers.get(TOKEN_HEADER, "")
             if not hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode()):
                 message = "The admin token is not the one this gateway was started with."
@@ -204,6 +206,18 @@ def _token_check(token: str | None) -> Any:
         return await handler(request)
 
     return check
+
+
+@web.middleware
+async def _certificate_check(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    if _is_guarded(request) and not request.get_extra_info("peercert"):
+        message = "The admin API needs a client certificate (HEADRACE_ADMIN_CERT)."
+        raise ApiError(401, message, type="authentication_error", code="missing_client_certificate")
+    return await handler(request)
+
+
+def _is_guarded(request: web.Request) -> bool:
+    return unquote(request.path).startswith("/admin")
 
 
 @web.middleware

@@ -33,6 +33,7 @@ from gateway.limits import Limiter
 from gateway.listening import free_port
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
+from gateway.tls import HANDSHAKE_S, Certificate, Pem
 from gateway.upstream.triton.raw import SERVICE
 from router.errors import ApiError
 from router.fleet import FleetView
@@ -50,6 +51,7 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
 )
 _MEMORY = "The gateway shares no memory with its clients: send the tensors in the request."
 _MODELS = "Models are loaded at the engines, not through the gateway: ask the server of an endpoint."
@@ -107,8 +109,9 @@ class GrpcFront:
         self._handlers[f"/{SERVICE}/ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(Streams(requests).infer)
         self._handlers[f"/{_HEALTH}/Check"] = bytes_in(self._check)
 
-    async def start(self, address: str, *, shared: bool) -> None:
-        """Serve on `address`, alone or `shared` with other workers. Raises OSError if it is not to be had."""
+    async def start(self, address: str, certificate: Certificate | None = None, *, shared: bool) -> None:
+        """Serve on `address`, alone or `shared` with other workers, with TLS where there is a certificate. Raises
+        OSError if it is not to be had."""
         host, port = host_and_port(address)
         if not shared:
             free_port(address)
@@ -116,7 +119,10 @@ class GrpcFront:
         self._server.add_generic_rpc_handlers((_Table(self._handlers),))
         target = f"[{host}]:{port}" if host and ":" in host else f"{host or '[::]'}:{port}"
         try:
-            bound = self._server.add_insecure_port(target)
+            if certificate is None:
+                bound = self._server.add_insecure_port(target)
+            else:
+                bound = self._server.add_secure_port(target, _credentials(certificate))
         except RuntimeError:
             bound = 0
         if not bound:
@@ -170,6 +176,25 @@ class GrpcFront:
 
     async def _check(self, _: bytes, __: Any) -> bytes:
         return _SERVING if self._serving() else _NOT_SERVING
+
+
+def _credentials(certificate: Certificate) -> Any:
+    """Of the certificate as it is at each connection, which grpc asks for in a thread of its own. TLS 1.2 and 1.3, and
+    suites with forward secrecy and authenticated encryption only, are grpc's defaults."""
+    given = certificate.pem
+
+    def configuration(pem: Pem) -> Any:
+        return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)])
+
+    def changed() -> Any:
+        nonlocal given
+        latest = certificate.pem
+        if latest is given:
+            return None
+        given = latest
+        return configuration(latest)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(given), changed)
 
 
 class _Table(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types

@@ -8,14 +8,21 @@ The request's task is cancelled when the client leaves: that is how a disconnect
 is not read does not show that its other end is gone, so it is always read, unless an engine is slow to take the body;
 one on which too much is pipelined is closed. Nothing here has a timer: the server looks at all its connections once a
 second (`check`).
+
+With TLS there is no closing of one side only: a connection that is closed sends what it owes, says that this was all,
+and throws away what comes until its client has said so, too. So that is how it lingers, and `check` cuts it when the
+client has everything and says nothing.
 """
 
 import asyncio
 import enum
+import fcntl
 import logging
 import socket
+import termios
 from typing import TYPE_CHECKING, cast
 
+from gateway.http.client_addresses import Place, peer_address
 from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.errors import error_body
 from gateway.http.request_body import RequestBody
@@ -41,7 +48,7 @@ HEAD_S = 60.0
 TAIL_S = 60.0
 """How long a client may take for what is still queued when its answer is complete."""
 LINGER_S = 5.0
-"""How long a client that still sends may do so after its answer."""
+"""How long a client that still sends may do so after its answer, or with TLS take to say that it has all of it."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +56,7 @@ logger = logging.getLogger(__name__)
 class Request:
     """One request as its handler gets it."""
 
-    __slots__ = ("body", "connection", "head", "recorded")
+    __slots__ = ("body", "connection", "head", "place", "recorded")
 
     def __init__(self, head: RequestHead, body: RequestBody, connection: "ClientConnection") -> None:
         self.head = head
@@ -57,6 +64,13 @@ class Request:
         self.connection = connection
         self.recorded = False
         """It has an exchange, whose end is told of."""
+        self.place: Place | None = None
+        """What it takes of what its address may have; left when it has been answered."""
+
+    @property
+    def address(self) -> str:
+        """The client's address: the connection's, or what a trusted proxy says."""
+        return self.connection.client_of(self.head)
 
 
 class _Stage(enum.Enum):
@@ -83,12 +97,15 @@ class ClientConnection(asyncio.Protocol):
     """One connection of a client; see above."""
 
     __slots__ = (
-        "_body", "_head", "_paused", "_server", "_since", "_stage", "_task", "_used",
-        "loop", "response", "transport", "writing_paused",
+        "_body", "_head", "_paused", "_place", "_server", "_since", "_stage", "_task", "_used",
+        "address", "loop", "response", "transport", "writing_paused",
     )  # fmt: skip
 
-    def __init__(self, server: "ClientServer") -> None:
+    def __init__(self, server: "ClientServer", address: str = "", place: Place | None = None) -> None:
+        """`address` is the client's where it is not the socket's, `place` what is left when the connection ends."""
         self._server = server
+        self._place = place
+        self.address = address
         self.loop = server.loop
         self.transport: asyncio.Transport | None = None
         """None once the client has gone."""
@@ -115,12 +132,16 @@ class ClientConnection(asyncio.Protocol):
             return
         self._server.connections.add(self)
         self._since = self._server.time()
+        if not self.address:
+            self.address = peer_address(self.transport.get_extra_info("peername"))
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._server.lost(self)
+        if self._place is not None:
+            self._place.leave()
         if self._task is not None:
             self._task.cancel()
 
@@ -179,6 +200,13 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._task = None
             self._answered(response.keep_alive)
+        finally:
+            if request.place is not None:
+                request.place.leave()
+
+    def client_of(self, head: RequestHead) -> str:
+        """The address of the client of a request with this head."""
+        return self._server.addresses.client(self.address, head.headers)
 
     def _answered(self, keep_alive: bool) -> None:
         """Go on after an answer that has been written."""
@@ -222,7 +250,10 @@ class ClientConnection(asyncio.Protocol):
         self._head = b""
         self.resume_reading()
         if self.transport is not None:
-            self.transport.write_eof()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            else:
+                self.transport.close()
 
     def _end(self) -> None:
         """Take no further request."""
@@ -233,9 +264,12 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def eof_received(self) -> None:
-        """A client that closes its side has gone: so do proxies tell of it. The transport closes by itself."""
+        """A client that closes its side has gone: so do proxies tell of it. The transport closes by itself, but that of
+        TLS warns of all that is written while it flushes what nobody may read."""
         if self._stage is not _ANSWER:
             self._enter(_CLOSE)
+        elif self.transport is not None and not self.transport.can_write_eof():
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -277,12 +311,6 @@ class ClientConnection(asyncio.Protocol):
         kept = server.overload.keeps_connections and not server.closing
         return not kept or (self._body is not None and not self._body.arrived)
 
-    @property
-    def client(self) -> str:
-        """The client's address; empty once it has gone."""
-        peer = self.transport.get_extra_info("peername") if self.transport is not None else None
-        return str(peer[0]) if peer else ""
-
     def close_if_idle(self) -> None:
         """Close a connection that nobody is being answered on."""
         if self._stage is _HEAD and self.transport is not None:
@@ -294,6 +322,17 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def _only_lingers(self) -> bool:
+        """Whether the client has all of its answer, and has only to stop sending or, with TLS, to say so."""
+        transport = self.transport
+        if transport is None or transport.can_write_eof():
+            return self._stage is _LINGER and not self.writing_paused
+        if self._stage is _TAIL or transport.get_write_buffer_size():
+            return False
+        # What the layer below TLS holds is not told: but then the kernel's buffer is not empty, either.
+        descriptor = transport.get_extra_info("socket").fileno()
+        return fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)) == bytes(4)
+
     def check(self, now: float) -> None:
         """Hold the deadlines that are not those of a request at its engine."""
         stage, body = self._stage, self._body
@@ -302,7 +341,7 @@ class ClientConnection(asyncio.Protocol):
             if not body.arrived:
                 body.overdue(now)
         elif stage is not _HEAD:
-            if waited > (LINGER_S if stage is _LINGER and not self.writing_paused else TAIL_S):
+            if waited > TAIL_S or (waited > LINGER_S and self._only_lingers()):
                 self.abort()
         elif self._head:
             if waited > HEAD_S:

@@ -15,6 +15,7 @@ from gateway.dispatch import ClientRequest, OpenAnswer, open_answer, relay
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.http.answering import Answering, refuse
+from gateway.http.client_addresses import ClientAddresses
 from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.connection import Request
 from gateway.http.errors import error_body
@@ -54,6 +55,7 @@ class Front:
         metrics: Metrics,
         overload: OverloadWatch,
         limiter: Limiter,
+        addresses: ClientAddresses,
         body_limit: int,
         *,
         exposes_routing: bool,
@@ -64,6 +66,7 @@ class Front:
         self._metrics = metrics
         self._overload = overload
         self._limiter = limiter
+        self._addresses = addresses
         self._body_limit = body_limit
         self._exposes_routing = exposes_routing
         self._started = int(time.time())
@@ -85,6 +88,8 @@ class Front:
             if head.raw_path not in OPEN_PATHS:
                 self._access.view(caller)
                 self._overload.admit()
+                if self._addresses.caps_requests:
+                    request.place = self._addresses.asked(request.address)
         except ApiError as error:
             shape = kserve_body if kserve else error_body
             with Answering(self._live, self._metrics, KSERVE if kserve else api, request, request_id, response, shape):

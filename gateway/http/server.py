@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.file_limit import ClientFiles
+from gateway.http.accepting import Acceptor
+from gateway.http.client_addresses import ClientAddresses
 from gateway.http.client_response import ClientResponse
-from gateway.http.connection import ClientConnection, Request
-from gateway.listening import listen
+from gateway.http.connection import TAIL_S, ClientConnection, Request
+from gateway.listening import bind, listen
 from gateway.overload import OverloadWatch
 
 _CHECK_EVERY_S = 1.0
@@ -20,23 +23,40 @@ logger = logging.getLogger(__name__)
 class ClientServer:
     """Answers requests by `handle`, each in a task that is cancelled when its client goes."""
 
-    def __init__(self, handle: Callable[[Request], Awaitable[ClientResponse]], overload: OverloadWatch) -> None:
+    def __init__(
+        self,
+        handle: Callable[[Request], Awaitable[ClientResponse]],
+        overload: OverloadWatch,
+        addresses: ClientAddresses,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """With `tls`, connections are encrypted."""
         self.handle = handle
         self.overload = overload
+        self.addresses = addresses
+        self._tls = tls
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
         self.connections: set[ClientConnection] = set()
         self.files = ClientFiles()
         self.closing = False
         """No connection is kept any more."""
-        self._listening: list[asyncio.Server] = []
+        self._listening: Sequence[asyncio.Server | Acceptor] = []
         self._checking: asyncio.Task[None] | None = None
         self._empty: asyncio.Future[None] | None = None
 
     async def start(self, address: str, bound: Sequence[socket.socket] | None = None) -> None:
         """Serve on `address`, or on the sockets that are `bound` to it already. Raises ListenError."""
         self._checking = asyncio.create_task(self._check(), name="client connections")
-        self._listening = await listen(lambda: ClientConnection(self), "http", address, bound)
+        if self._tls is None and not self.addresses.judges_connections:
+            self._listening = await listen(lambda: ClientConnection(self), "http", address, bound)
+            return
+        acceptor = Acceptor(
+            lambda client, place: ClientConnection(self, client, place),
+            *(self.addresses, self.files.refuses, self._tls, TAIL_S),
+        )
+        self._listening = [acceptor]
+        acceptor.listen("http", address, bind("http", address) if bound is None else bound)
 
     async def stop(self, patience: float) -> None:
         """Accept no more, close what is idle, wait `patience` seconds for what is being answered or still on its way to

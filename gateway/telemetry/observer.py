@@ -38,7 +38,7 @@ class Observer:
         request.recorded = True
         head = request.head
         if self._wanted(exchange, head.headers):
-            client = request.connection.client
+            client = request.address
             exchange.record = Record(request_id, head.method, head.raw_path, head.headers, client)
 
     def begin_rpc(
@@ -84,7 +84,7 @@ class Observer:
         head = request.head
         if self._log is not None and not request.recorded and head.raw_path not in OPEN_PATHS:
             request_id = dict(response.headers)["x-request-id"]
-            record = Record(request_id, head.method, head.raw_path, head.headers, request.connection.client)
+            record = Record(request_id, head.method, head.raw_path, head.headers, request.address)
             self._log.add(
                 Line(
                     time=self._log.now(),

@@ -5,8 +5,10 @@ obey the rules the gateway sets. Whatever goes wrong becomes one sentence (`Admi
 """
 
 import json
+import os
+import ssl
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
@@ -20,10 +22,20 @@ TOKEN_HINTS = {
     MISSING_TOKEN: " Give it with --admin-token or HEADRACE_ADMIN_TOKEN.",
     WRONG_TOKEN: " Check --admin-token or HEADRACE_ADMIN_TOKEN.",
 }
+_TLS_HINT = ", with https:// if it has a certificate"
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
+CA, CERT = "HEADRACE_ADMIN_CA", "HEADRACE_ADMIN_CERT"
+"""Variables that name files in PEM: of the authorities whose gateways are trusted instead of the system's, and of a
+client certificate with its key."""
 
 AdminOption = Annotated[
-    str, typer.Option("--admin", envvar="HEADRACE_ADMIN", metavar="URL", help="Admin address of a gateway.")
+    str,
+    typer.Option(
+        "--admin",
+        envvar="HEADRACE_ADMIN",
+        metavar="URL",
+        help=f"Admin address of a gateway; for https, {CA} and {CERT} name files.",
+    ),
 ]
 TokenOption = Annotated[
     str | None,
@@ -80,10 +92,18 @@ class AdminClient:
             connection.request(method, prefix + path, json.dumps(body) if body is not None else None, headers)
             response = connection.getresponse()
             content = response.read()
+        except ssl.SSLCertVerificationError as error:
+            raise AdminError(
+                f"The certificate of {self.url} is not trusted ({error.verify_message}): {CA} names the file of the "
+                "authority to trust."
+            ) from None
+        except ssl.SSLError as error:
+            raise AdminError(f"No TLS with {self.url} ({_reason(error)}): check --admin and {CERT}.") from None
         except OSError as error:
             raise AdminError(
                 f"No gateway answers at {self.url} ({error.strerror or error}): check that one is running and "
-                "that --admin (or HEADRACE_ADMIN) names its admin address, `gateway.admin` in its fleet file."
+                "that --admin (or HEADRACE_ADMIN) names its admin address, `gateway.admin` in its fleet file"
+                f"{_TLS_HINT if isinstance(error, RemoteDisconnected) else ''}."
             ) from None
         except HTTPException:  # it would quote what was answered, whatever bytes that was
             raise self._not_an_admin_api("it does not speak HTTP") from None
@@ -101,8 +121,10 @@ class AdminClient:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise AdminError(f"{self.url!r} is not an address like {DEFAULT_ADMIN}; set --admin or HEADRACE_ADMIN.")
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        return kind(parts.hostname, port, timeout=TIMEOUT_S), parts.path.rstrip("/")
+        path = parts.path.rstrip("/")
+        if parts.scheme == "http":
+            return HTTPConnection(parts.hostname, port, timeout=TIMEOUT_S), path
+        return HTTPSConnection(parts.hostname, port, timeout=TIMEOUT_S, context=_tls()), path
 
     def _read(self, status: int, content: bytes) -> dict[str, Any]:
         try:
@@ -124,6 +146,24 @@ class AdminClient:
             f"What answers at {self.url} is not a gateway's admin API ({why}): check --admin; "
             "the admin port is not the one clients use."
         )
+
+
+def _tls() -> ssl.SSLContext:
+    """What HTTPS is spoken with. Raises `AdminError` for files that cannot be used."""
+    variable = CA
+    try:
+        context = ssl.create_default_context(cafile=os.environ.get(CA) or None)
+        variable = CERT
+        if own := os.environ.get(CERT):
+            context.load_cert_chain(own, password=lambda: "")  # else OpenSSL asks the terminal
+    except OSError as error:
+        why = _reason(error) if isinstance(error, ssl.SSLError) else error.strerror
+        raise AdminError(f"The file {os.environ[variable]!r} of {variable} cannot be used: {why}.") from None
+    return context
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "no reason given").lower().replace("_", " ")
 
 
 def escaped(name: str) -> str:

@@ -78,7 +78,9 @@ def gateway(
         try:
             runner.run(_serve(loaded, workers))
         except ListenError as error:
-            typer.echo(f"{error} Choose another address in the fleet file or with {ADDRESSES[error.what]}.", err=True)
+            other = ADDRESSES.get(error.what)
+            hint = f" Choose another address in the fleet file or with {other}." if other is not None else ""
+            typer.echo(f"{error}{hint}", err=True)
             raise typer.Exit(1) from None
         except WorkerError as error:
             typer.echo(str(error), err=True)

@@ -52,7 +52,7 @@ class Supervisor:
         self._slots: list[Slot] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._http = contextlib.ExitStack()
-        self._admin = AdminServer(self, loaded.settings.admin_token)
+        self._admin = AdminServer(self, loaded.settings.admin_token, spec.gateway.admin_tls)
         self._stopping = False
         self._totals = Totals(self._reports)
         self.registry = CollectorRegistry()

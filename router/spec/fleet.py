@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 
 from router.spec.units import (
     BaseUrl,
+    Cidr,
     CollectorUrl,
     Date,
     Duration,
@@ -304,6 +305,40 @@ class TracingSpec(Spec, frozen=True, kw_only=True):
     and none of one that it does not."""
 
 
+class TlsSpec(Spec, frozen=True, kw_only=True):
+    """The certificate of a listening address, in files of each gateway's own that are read again when they change."""
+
+    cert: Annotated[str, Meta(min_length=1)]
+    """Path of the certificate and the intermediate ones after it (PEM), relative to the fleet file."""
+    key: Annotated[str, Meta(min_length=1)]
+    """Path of its private key (PEM, not encrypted), relative to the fleet file."""
+
+
+class AdminTlsSpec(TlsSpec, frozen=True, kw_only=True):
+    """The certificate of the admin port, and whose clients may use it."""
+
+    client_ca: Annotated[str, Meta(min_length=1)] | None = None
+    """Path of the certificates (PEM) of the authorities whose clients may call the admin API: it then needs a client
+    certificate besides its token. Health, readiness and metrics need none."""
+
+
+class ClientsSpec(Spec, frozen=True, kw_only=True):
+    """What clients at one address may take of a gateway process over HTTP, and how that address is known. IPv6
+    addresses count by their /64."""
+
+    connections_per_address: PositiveInt | None = None
+    """Connections at a time; more are closed at once. Without it there is no limit."""
+    requests_per_address: PositiveInt | None = None
+    """Requests at a time; more get a 429. Without it there is no limit."""
+    trusted_proxies: list[Cidr] = field(default_factory=list)
+    """Addresses of proxies in front of the gateway, which are believed about who their client is. None of the limits
+    counts for them."""
+    address_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
+    """The header in which the proxies say so. Name one that they all write: another could be their client's own."""
+    proxy_protocol: Literal["off", "v1", "v2", "any"] = "off"
+    """The version of the PROXY protocol in which their connections to `http` begin."""
+
+
 class GatewaySpec(Spec, frozen=True, kw_only=True):
     """Listening addresses and limits of a gateway process."""
 
@@ -311,6 +346,11 @@ class GatewaySpec(Spec, frozen=True, kw_only=True):
     grpc: ListenAddress | None = None
     """Where the gRPC API listens (KServe v2, as Triton's clients speak it); without it there is none."""
     admin: ListenAddress = "127.0.0.1:9090"
+    tls: TlsSpec | None = None
+    """The certificate of `http` and `grpc`; without it they speak plain text."""
+    admin_tls: AdminTlsSpec | None = None
+    """The certificate of `admin`; without it that speaks plain text."""
+    clients: ClientsSpec = field(default_factory=ClientsSpec)
     body_limit: Size = "32MiB"
     """Largest request body taken on `/v1`."""
     retry: RetrySpec = field(default_factory=RetrySpec)

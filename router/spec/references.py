@@ -5,11 +5,13 @@ file, and whoever checks a fleet from elsewhere has none. A finding is an error 
 a warning when it can but probably does not do what its author thinks.
 """
 
+import ipaddress
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from router.spec.fleet import (
     ChatTemplateSpec,
+    ClientsSpec,
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
@@ -57,6 +59,7 @@ def findings(fleet: FleetSpec, pools: Collection[str]) -> Iterator[Finding]:
         yield from _unused_pools(fleet)
     yield from _tenants(fleet)
     yield from listeners(fleet.gateway)
+    yield from _clients(("gateway", "clients"), fleet.gateway.clients)
 
 
 def address_fault(endpoint: EndpointSpec, pool: PoolSpec) -> Fault | None:
@@ -115,6 +118,17 @@ def listeners(gateway: GatewaySpec) -> Iterator[Finding]:
             if port == other_port != 0 and (host == other_host or None in (host, other_host)):
                 yield Finding(("gateway", name), f"listens on port {port}, which `{other}` already takes")
         seen.append((name, host, port))
+
+
+def _clients(path: Path, clients: ClientsSpec) -> Iterator[Finding]:
+    for index, proxy in enumerate(clients.trusted_proxies):
+        try:
+            ipaddress.ip_network(proxy)
+        except ValueError as error:
+            yield Finding((*path, "trusted_proxies", index), f"is no network: {error}")
+    if clients.proxy_protocol != "off" and not clients.trusted_proxies:
+        message = "has no effect without `trusted_proxies`: nobody else is believed"
+        yield Finding((*path, "proxy_protocol"), message)
 
 
 def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:

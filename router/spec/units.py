@@ -36,6 +36,7 @@ NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}{END}"
 SHA256_PATTERN = rf"^[0-9a-f]{{64}}{END}"
 LOG_PATTERN = rf"^(off|stdout|/[ -~]*[!-.0-~]){END}"
 DATE_PATTERN = rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}{END}"
+CIDR_PATTERN = rf"^[0-9a-fA-F:.]+(/[0-9]{{1,3}})?{END}"
 FLEET_NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,62}}{END}"
 # Of the options the Redis client would take from a URL only these are allowed: one it does not know ends the gateway,
 # and others would undo its deadlines.
@@ -68,6 +69,7 @@ BaseUrl = Annotated[
 ]
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="Letters, digits and . _ / -, 128 at most.")]
 Sha256 = Annotated[str, Meta(pattern=SHA256_PATTERN, description="64 hex digits, lower case.")]
+Cidr = Annotated[str, Meta(pattern=CIDR_PATTERN, description="An address or a network: 10.0.0.0/8, fd00::/8.")]
 Date = Annotated[str, Meta(pattern=DATE_PATTERN, description="A day: 2027-01-31.")]
 LogDestination = Annotated[
     str, Meta(pattern=LOG_PATTERN, description="off, stdout, or the absolute path of a file in ASCII.")

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from gateway.http import connection as connections
+from gateway.http.client_addresses import ClientAddresses
 from gateway.http.client_response import ClientResponse
 from gateway.http.connection import Request
 from gateway.http.server import ClientServer
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
-from router.spec.fleet import OverloadSpec
+from router.spec.fleet import ClientsSpec, OverloadSpec
 from tests.harness import free_port
 
 LARGE = 1_000_000
@@ -33,7 +34,9 @@ async def serving(answer: Answer) -> AsyncIterator[tuple[ClientServer, socket.so
         await answer(request, response)
         return response
 
-    server, port = ClientServer(handle, OverloadWatch(OverloadSpec(), Metrics())), free_port()
+    metrics, port = Metrics(), free_port()
+    addresses = ClientAddresses(ClientsSpec(), metrics)
+    server = ClientServer(handle, OverloadWatch(OverloadSpec(), metrics), addresses)
     await server.start(f"127.0.0.1:{port}")
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)

@@ -46,6 +46,8 @@ gateway: {http: ":8000", admin: "127.0.0.1:9090", auth: {anonymous: allow}}
         ("{text: x}", "{text: x, file: y}", 6, "pools.smollm.chat_template", "has both `file` and `text`; keep one"),
         ("model: m", "model: m\n    price: {usd_per_gpu_hour: 1, usd_per_million_prompt_tokens: 1}", 13, "pools.llama.price.usd_per_million_prompt_tokens", "a pool is paid by the GPU-hour or by the token, not both"),
         ("model: m", "model: m\n    outlier: {base_ejection: 600s}", 13, "pools.llama.outlier.max_ejection", "300s is shorter than `base_ejection`, 600s"),
+        ("admin:", "clients: {proxy_protocol: v2}, admin:", 17, "gateway.clients.proxy_protocol", "has no effect without `trusted_proxies`: nobody else is believed"),
+        ("admin:", "clients: {trusted_proxies: [10.0.0.1/8]}, admin:", 17, "gateway.clients.trusted_proxies[0]", "is no network: 10.0.0.1/8 has host bits set"),
         ("127.0.0.1:9090", "127.0.0.1:8000", 17, "gateway.admin", "listens on port 8000, which `http` already takes"),
     ],
 )  # fmt: skip

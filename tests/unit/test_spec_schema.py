@@ -18,8 +18,10 @@ from msgspec import inspect
 from headrace.cli.schema import schema_text
 from router.spec import fleet, strict
 from router.spec.fleet import (
+    AdminTlsSpec,
     AuthSpec,
     ChatTemplateSpec,
+    ClientsSpec,
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
@@ -39,6 +41,7 @@ from router.spec.fleet import (
     TenantSpec,
     TimeoutLimitSpec,
     TimeoutSpec,
+    TlsSpec,
     TokenizerSpec,
     TracingSpec,
     WeightedPool,
@@ -125,6 +128,20 @@ def prices() -> st.SearchStrategy[PriceSpec]:
     return struct(PriceSpec, usd_per_gpu_hour=money, gpus=gpus, **by_hour) | struct(
         PriceSpec, usd_per_gpu_hour=st.none(), gpus=gpus, **by_token
     )
+
+
+def clients() -> st.SearchStrategy[ClientsSpec]:
+    networks = st.ip_addresses().map(str) | st.sampled_from(["10.0.0.0/8", "fd00::/8"])
+    rest = struct(
+        ClientsSpec,
+        connections_per_address=st.none() | positive,
+        requests_per_address=st.none() | positive,
+        trusted_proxies=st.lists(networks, min_size=1, max_size=2),
+        address_header=st.sampled_from(["x-forwarded-for", "forwarded"]),
+        proxy_protocol=st.sampled_from(["off", "v1", "v2", "any"]),
+    )
+    trusting_nobody = {"trusted_proxies": [], "proxy_protocol": "off"}
+    return rest | rest.map(lambda spec: msgspec.structs.replace(spec, **trusting_nobody))
 
 
 @st.composite
@@ -226,6 +243,15 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 http=hosts.map(lambda host: f"{host}:8000"),
                 grpc=st.none() | hosts.map(lambda host: f"{host}:8001"),
                 admin=st.just(":9090"),
+                tls=st.none() | struct(TlsSpec, cert=words.filter(bool), key=words.filter(bool)),
+                admin_tls=st.none()
+                | struct(
+                    AdminTlsSpec,
+                    cert=words.filter(bool),
+                    key=words.filter(bool),
+                    client_ca=st.none() | words.filter(bool),
+                ),
+                clients=clients(),
                 body_limit=st.from_regex(r"[1-9][0-9]{0,3}(B|KiB|MiB|GiB)", fullmatch=True),
                 expose_routing=st.booleans(),
                 tracing=st.none()
@@ -408,6 +434,7 @@ def test_the_example_fits_the_schema() -> None:
     [
         *("EndpointSpec", "PoolSpec", "RouteSpec", "FleetSpec", "GatewaySpec", "TimeoutSpec"),
         *("OutlierSpec", "OverloadSpec", "RetrySpec", "ProbeSpec", "TenantSpec", "LimitSpec", "KeySpec", "AuthSpec"),
+        *("TlsSpec", "AdminTlsSpec", "ClientsSpec"),
     ],
 )
 def test_every_field_is_in_the_configuration_reference(name: str) -> None:
