@@ -18,7 +18,7 @@ from router.plan import Attempt
 
 _SAMPLED = 0x01
 _STATE_CHARACTERS = 512
-"""What of a `tracestate` has to be passed on (W3C Trace Context, section 3.3.1.5)."""
+"""How much of a `tracestate` has to be kept (W3C Trace Context, section 3.3.1.5)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -97,9 +97,8 @@ def read_parent(traceparent: str, state: str) -> Parent | None:
     if found is None:
         return None
     sampled = bool(int(found["flags"], 16) & _SAMPLED)
-    return Parent(
-        int(found["trace"], 16), int(found["span"], 16), sampled, state if len(state) <= _STATE_CHARACTERS else ""
-    )
+    kept = state if len(state) <= _STATE_CHARACTERS else ""
+    return Parent(int(found["trace"], 16), int(found["span"], 16), sampled, kept)
 
 
 def _span_id() -> int:

@@ -233,7 +233,7 @@ def _state(header: str) -> TraceState:
     members = [member.strip(" \t") for member in header.split(",")] if header else []
     if len(members) > _MOST_MEMBERS or not all(_MEMBER.fullmatch(member) for member in members):
         return TraceState()
-    return TraceState(list(dict(member.split("=", 1) for member in members).items()))  # type: ignore[arg-type]
+    return TraceState(list(dict(member.split("=", 1) for member in members).items()))
 
 
 def _name(record: Record) -> str:
