@@ -152,6 +152,8 @@ class Gateway:
     async def start(self) -> None:
         """Serve. Raises ListenError if an address is not to be had, or a certificate for it."""
         raise_file_limit()
+        # What traces need takes long to import, which would look like an overload to the watch.
+        self._live.observer = observer = observer_of(self._spec, self._metrics, self._live.now)
         own = certificate("tls", self._spec.gateway.tls)
         if self._admin is not None:
             await self._admin.start(self._spec.gateway.admin)
@@ -163,7 +165,6 @@ class Gateway:
             asyncio.create_task(self._limiter.run(), name="limits"),
         ]
         handle = self._front.handle
-        self._live.observer = observer = observer_of(self._spec, self._metrics, self._live.now)
         if observer is not None and observer.tells_of_all:
             handle = partial(observer.handle, handle)
         if own is not None:
