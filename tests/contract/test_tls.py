@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import ssl
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from typer.testing import CliRunner, Result
 
+from gateway import tls
 from headrace.cli.endpoints import endpoints_app
 from router.spec.fleet import AdminTlsSpec, FleetSpec, GatewaySpec, TlsSpec
 from tests.certificates import Made, expired, make
@@ -51,9 +53,9 @@ def secure(running: RunningGateway) -> str:
     return running.url.replace("http:", "https:")
 
 
-async def status(url: str, tls: ssl.SSLContext, **options: Any) -> int:
+async def status(url: str, trusting: ssl.SSLContext, **options: Any) -> int:
     """Of a request on a connection of its own."""
-    async with aiohttp.ClientSession() as http, http.request("POST", url, ssl=tls, **options) as response:
+    async with aiohttp.ClientSession() as http, http.request("POST", url, ssl=trusting, **options) as response:
         await response.read()
         return response.status
 
@@ -97,7 +99,11 @@ async def test_a_large_request_and_a_large_answer_come_whole(tmp_path: Path) -> 
                 assert len(await response.read()) == len(engine.requests[0].body) > size
 
 
-async def test_a_changed_certificate_is_what_new_connections_get_over_http_and_grpc(tmp_path: Path) -> None:
+async def test_a_changed_certificate_is_what_new_connections_get_over_http_and_grpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tls, "_LOOK_EVERY_S", 0.05)
+    caplog.set_level(logging.INFO)
     before = make(tmp_path)
     old_client = before.client()
     old = Made(tmp_path / "old.pem", tmp_path / "old.key")
@@ -109,7 +115,7 @@ async def test_a_changed_certificate_is_what_new_connections_get_over_http_and_g
                 assert response.status == 200
             assert await live(running.grpc_address, old)
             after = make(tmp_path, kind="rsa")
-            _certificate(running).look()
+            await running.until(lambda: "new connections get the new certificate" in caplog.text, "it is taken over")
             assert await status(url, after.client(), json=CHAT) == 200
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
                 await status(url, old_client, json=CHAT)
@@ -119,14 +125,6 @@ async def test_a_changed_certificate_is_what_new_connections_get_over_http_and_g
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             async with kept.post(url, json=CHAT) as response:  # what stands goes on
                 assert response.status == 200
-
-
-def _certificate(running: RunningGateway) -> Any:
-    """What the gateway looks at every few seconds."""
-    (watch,) = (one for one in running.gateway._watches if one.get_name() == "certificate")
-    coroutine = watch.get_coro()
-    assert coroutine is not None
-    return coroutine.cr_frame.f_locals["self"]  # type: ignore[union-attr]
 
 
 async def test_an_expired_certificate_is_told_to_clients_as_that(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_what_cannot_be_used_is_told_once_and_the_last_certificate_stays_until_i
     assert served(server, new.client()) == serial(new)
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
 def test_versions_and_suites_with_weaknesses_are_not_spoken(tmp_path: Path) -> None:
     made = make(tmp_path, kind="rsa")
     server = certificate_of(made)
