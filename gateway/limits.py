@@ -161,9 +161,16 @@ class Limiter:
                 self._lose("Limits cannot be shared; the log has the reason.")
 
     async def close(self) -> None:
-        """Let go of the store."""
-        if self._store is not None:
-            await self._store.close()
+        """Let go of the store; nothing is to be under way any more. Permits for streams are given back: other gateways
+        would have to do without them until they expire."""
+        if self._store is None:
+            return
+        holding = [meter for meter in self._meters.values() if meter.streams is not None and meter.streams.permits]
+        if holding and not self._lost:
+            now = self._now()
+            with contextlib.suppress(*REDIS_FAILURES):
+                await self._store.grant([(meter.name, meter.ask(None, now)) for meter in holding])
+        await self._store.close()
 
     def _meters_of(self, limits: TenantLimits, route: str, now: float) -> tuple[NamedMeter, ...]:
         """Those that hold for a request to `route`."""

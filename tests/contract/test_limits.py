@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +18,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from router.admission.leases import LEASE_S, RateAsk
-from router.admission.limits import Ask
+from router.admission.limits import Ask, Limits, TenantLimits
 from router.spec.documents import file_documents
 from router.spec.fleet import (
     EndpointSpec,
@@ -32,6 +33,9 @@ from router.spec.fleet import (
     TenantSpec,
 )
 from router.state.limits import LimitStore
+from tests.contract.both_fronts import KSERVE, Side, by_completion, fronts_spec
+from tests.contract.grpc_front import channel
+from tests.contract.triton_models_server import triton_models
 from tests.harness import CHAT, STREAM, EngineConnection, RunningGateway, ScriptedEngine, free_port, running_gateway
 from tests.valkey import ValkeyProcess, servers_here
 
@@ -243,6 +247,32 @@ async def test_grpc_is_limited_too() -> None:
                 await client.get_model_metadata("triton", headers=headers)  # what costs no engine anything is free
             assert caught.value.status() == "StatusCode.UNAVAILABLE"
         assert counted(gateway, "headrace_limit_refusals_total", route="triton", limit="requests") == 2
+
+
+async def test_what_a_real_triton_answers_is_reserved_and_settled_once_in_each_of_its_apis() -> None:
+    whole, decoupled = "ensemble_whole", "ensemble"
+    apis = {**KSERVE, "completions": by_completion}
+    ways = [(name, by, whole) for name, by in apis.items()]
+    ways += [(name, apis[name], decoupled) for name in ("ModelStreamInfer", "generate_stream", "completions")]
+    async with (
+        triton_models(whole, decoupled) as server,
+        running_gateway(fronts_spec((whole, decoupled), a=server)) as gateway,
+        channel(gateway.grpc_address) as opened,
+        aiohttp.ClientSession() as http,
+    ):
+        unlimited = gateway.gateway._live_fleet.view
+        for name, by, model in ways:
+            tenant = f"{name} {model}"
+            limits = TenantLimits(tenant, Limits(requests=2, completion_tokens=10_000, streams=1), {})
+            # Nobody has to be somebody here, so that the helpers of other tests, which send no key, can ask.
+            gateway.gateway._live_fleet.view = dataclasses.replace(unlimited, tenant=tenant, limits=limits)
+            answers = [await by(Side(gateway.url, opened, http), model, {"text": "hi"}) for _ in range(3)]
+            assert [ok for ok, *_ in answers] == [True, True, False], (tenant, answers)
+            await gateway.until_idle()
+            meter = gateway.gateway._limiter._meters[tenant, ""]
+            assert meter.open == 0 and meter.streams is not None and not meter.streams.open
+            assert 0 <= meter.rates["requests"].held < 1
+        gateway.gateway._live_fleet.view = unlimited
 
 
 async def empty_bucket(server: ValkeyProcess, limit: int) -> None:

@@ -230,6 +230,15 @@ async def test_the_store_is_taken_up_again_when_it_is_back() -> None:
     assert world.store.level("t", "requests", 6000) <= 5999
 
 
+async def test_a_gateway_that_stops_gives_back_its_permits() -> None:
+    world = World(TenantLimits("t", Limits(streams=8), {}))
+    async with running(world):
+        assert await world.request() == "admitted"
+    assert world.store.hashes["t"].permits
+    await world.limiter.close()
+    assert not world.store.hashes["t"].permits
+
+
 async def test_requests_that_come_at_once_wait_for_one_answer() -> None:
     world = World(TenantLimits("t", Limits(requests=60), {}))
     async with running(world):
