@@ -145,8 +145,11 @@ class RateLease:
         since = now - self._asked_at
         if self.alone or since < ASK_PAUSE_S:
             return False
-        soon = min(self._ahead(now) / LEASE_S, self.limit / MINUTE_S) * RENEW_AHEAD_S
-        return self.held < soon or (since >= LEASE_S and (self.held < 0 or self.held > self._ahead(now)))
+        held, most = self.held, self.limit / MINUTE_S
+        if held >= most * RENEW_AHEAD_S and since < LEASE_S:
+            return False
+        ahead = self._ahead(now)
+        return held < min(ahead / LEASE_S, most) * RENEW_AHEAD_S or (since >= LEASE_S and (held < 0 or held > ahead))
 
     def ask(self, need: float, now: float) -> RateAsk:
         """What to ask for so that `need` units are covered, if any. What goes back is no longer held from now on."""
@@ -193,8 +196,14 @@ class RateLease:
         return self.limit / max(self.alone, 1)
 
     def _fill(self, now: float) -> None:
-        elapsed, self._filled_at = max(0.0, now - self._filled_at), now
-        self._give(max(0.0, min(elapsed * self._share / MINUTE_S, self._share - self.held)))
+        elapsed = now - self._filled_at
+        if elapsed <= 0:
+            return  # as nearly always: a request looks several times at one moment
+        self._filled_at = now
+        share = self._share
+        units = min(elapsed * share / MINUTE_S, share - self.held)
+        if units > 0:
+            self._give(units)
 
     def _give(self, units: float) -> None:
         self.held += units
