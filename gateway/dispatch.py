@@ -23,7 +23,7 @@ from gateway.http.placement import placement
 from gateway.relay.accounting import Account
 from gateway.upstream.base import AnswerHead, Engine, EngineCall, EngineRequest, Failure, UpstreamError
 from gateway.upstream.base import Headers as EngineHeaders
-from gateway.upstream.refusals import blamed
+from gateway.upstream.refusals import blamed, kept_out
 from router.fleet import Endpoint
 from router.plan import Attempt, Plan
 from router.prompt import Fields, PromptView
@@ -122,12 +122,13 @@ async def first_willing(
             exchange.begin_attempt(attempt)
             engines.attempted(attempt)
             sent = await send(attempt, engine)
-        except UpstreamError as error:
+        except UpstreamError as failure:
+            error = kept_out(failure.status, attempt.endpoint, attempt.pool) or failure
             engines.failed(attempt, error)
             exchange.failed(error)
             lost += error.failure is Failure.LOST_BEFORE_ANSWER
             if not error.retryable or lost > MAX_LOST or attempt is attempts[-1]:
-                raise
+                raise error from None
             _spend_retry(exchange, error, plan, engines)
             logger.info("request %s: %s Trying another endpoint.", request_id, error)
         else:
@@ -177,6 +178,8 @@ async def open_answer(exchange: Exchange, plan: Plan, request: ClientRequest, en
             if error.failure is Failure.NO_CONNECTION:
                 error.own_deadline = exchange.timeouts.connect < attempt.pool.timeouts.connect
             raise blamed(error) from None
+        if head.status >= 400 and (refused := kept_out(head.status, attempt.endpoint, attempt.pool)) is not None:
+            raise refused
         answer = OpenAnswer(attempt, head, call)
         if head.fault is not None:
             raise AnsweredError.of(head.fault, answer)

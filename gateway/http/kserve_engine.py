@@ -23,6 +23,7 @@ from gateway.upstream.base import Engine, Failure, Headers, UpstreamError
 from gateway.upstream.collected import Collected
 from gateway.upstream.http_upload import HttpUpload
 from gateway.upstream.opening import Opening
+from gateway.upstream.refusals import kept_out
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.failures import is_stub_death
 from gateway.upstream.triton.generate_form import error_text
@@ -145,6 +146,8 @@ async def open_answer(exchange: Exchange, plan: Plan, sending: Sending, engines:
             head = await call.send()
             if head.status < 400:
                 return Answer(attempt, head, call)
+            if (refused := kept_out(head.status, attempt.endpoint, attempt.pool)) is not None:
+                raise refused
             body = None
             if isinstance(call, _WatchedUpload) and head.events:
                 said = call.first_event

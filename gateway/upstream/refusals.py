@@ -6,6 +6,9 @@ clients, at the price of another prefill each time, and speaks against an engine
 client's if the body says so: by a type or code of its own, or in the words in which the engines say that a request does
 not fit into the model. Those are deterministic: every replica would say the same.
 
+An engine that will not have the credentials it is sent (401, 403) blames who sent them: the client, if its own were
+forwarded, else the gateway. Passed on as it is, that would have clients change keys which are good.
+
 The words are looked for in the engine's message. They may be in there because the client put them there, which costs
 nobody anything: an engine's failure then is not counted.
 """
@@ -17,6 +20,7 @@ from typing import Any
 import msgspec
 
 from gateway.upstream.base import Failure, UpstreamError
+from router.fleet import Endpoint, Pool
 
 LOOKED_AT_BYTES = 8 * 1024
 """How much of an error is looked at."""
@@ -35,6 +39,8 @@ _DOES_NOT_FIT = re.compile(
     r"|exceeds? the available context size|context size has been exceeded|input .{0,30}is too large to process",
     re.IGNORECASE,
 )
+
+_KEPT_OUT = (401, 403)
 
 TOO_LONG = "context_length_exceeded"
 """OpenAI's code for a prompt that does not fit into the model."""
@@ -66,6 +72,19 @@ def blamed(error: UpstreamError) -> UpstreamError:
     if error.failure is Failure.ENGINE and error.status >= 500 and _DOES_NOT_FIT.search(error.message):
         return replace(error, status=400, code=TOO_LONG)
     return error
+
+
+def kept_out(status: int, endpoint: Endpoint, pool: Pool) -> UpstreamError | None:
+    """The failure, if by its status an engine refuses the gateway's credentials; not if they are the client's own."""
+    credentials = pool.spec.credentials
+    if status not in _KEPT_OUT or credentials == "forward":
+        return None
+    sent = "none" if isinstance(credentials, str) else "those of `replace`"
+    message = (
+        f"Engine {endpoint.id} answered {status}: it wants other credentials than pool {pool.name} sends ({sent}). "
+        "Whoever runs this gateway has to mend its `credentials`."
+    )
+    return UpstreamError(Failure.ENGINE, message, 502, "engine_credentials")
 
 
 def _blames_client(error: dict[str, Any]) -> bool:

@@ -68,6 +68,9 @@ def from_status(code: grpc.StatusCode, details: str | None, *, endpoint: str, re
         return UpstreamError(Failure.PROTOCOL, f"Engine {endpoint} exceeded a limit: {text[:_MESSAGE_LIMIT]}", 502)
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE):
         return UpstreamError(Failure.ENGINE, text[:_MESSAGE_LIMIT], 400, "engine_refused")
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        status = 401 if code is grpc.StatusCode.UNAUTHENTICATED else 403
+        return UpstreamError(Failure.ENGINE, text[:_MESSAGE_LIMIT], status, "engine_refused")
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and _STREAM_BROKE.search(text):
         return _cut_off(text, endpoint, received)
     return UpstreamError(Failure.ENGINE, text[:_MESSAGE_LIMIT], 500, "engine_error")
