@@ -14,6 +14,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
@@ -38,10 +39,13 @@ from router.fleet import Endpoint, FleetView
 from router.merge import MergedFleet
 from router.retry import RetryBudget
 from router.spec.documents import Document, file_documents
-from router.spec.fleet import FleetSpec
+from router.spec.fleet import FleetSpec, JwtSpec
 from router.spec.units import share, size_bytes
 from router.state.fleet import FleetState
 from router.state.limits import LimitStore
+
+if TYPE_CHECKING:
+    from gateway.oidc.tokens import Tokens
 
 DRAIN_S = 300.0
 """How long streams may go on after the gateway was told to stop."""
@@ -91,7 +95,10 @@ class Gateway:
         limits = LimitStore(redis_url, spec.fleet, secrets.token_hex(8)) if redis_url is not None else None
         self._limiter = Limiter(limits, self._metrics, lambda: self.fleet, self._live.now)
         self._addresses = ClientAddresses(spec.gateway.clients, self._metrics)
-        access = Access(self._live_fleet, anonymous=spec.gateway.auth.anonymous == "allow")
+        auth = spec.gateway.auth
+        self.anonymous = auth.anonymous == "allow"
+        self._tokens = _tokens(auth.jwt, self._metrics) if auth.jwt else None
+        access = Access(self._live_fleet, self._tokens, anonymous=self.anonymous)
         self._front = Front(
             self._live_fleet,
             access,
@@ -137,6 +144,10 @@ class Gateway:
     def live_requests(self) -> int:
         return len(self._live)
 
+    def degraded(self) -> list[str]:
+        """What is not as it should be, besides what its fleet and its state show."""
+        return self._tokens.degraded() if self._tokens is not None else []
+
     def rows(self) -> dict[str, Rows]:
         """Its counters and histograms as they stand."""
         return self._metrics.rows()
@@ -164,6 +175,8 @@ class Gateway:
             asyncio.create_task(self._overload.watch(), name="overload watch"),
             asyncio.create_task(self._limiter.run(), name="limits"),
         ]
+        if self._tokens is not None:
+            self._watches += [asyncio.create_task(keeper, name="issuer keys") for keeper in self._tokens.keepers()]
         handle = self._front.handle
         if observer is not None and observer.tells_of_all:
             handle = partial(observer.handle, handle)
@@ -205,3 +218,10 @@ class Gateway:
             self._live.abort(_STOPPING)
             await asyncio.wait([closing], timeout=_GIVING_UP_S)
             closing.cancel()
+
+
+def _tokens(trusted: Sequence[JwtSpec], metrics: Metrics) -> "Tokens":
+    """The tokens of trusted issuers. What checks them is loaded only here: it takes 9 MB of every process."""
+    from gateway.oidc.tokens import Tokens
+
+    return Tokens(trusted, metrics)

@@ -83,6 +83,12 @@ class Metrics(Collector):
             "Connections and requests of HTTP clients refused for how they begin or how many their address has.",
             ("reason",),
         )
+        self.jwt_checks = Counters(
+            "headrace_jwt_checks", "Tokens checked (not those that are remembered), by what came of it.", ("outcome",)
+        )
+        self.jwks_fetches = Counters(
+            "headrace_jwks_fetches", "Times the keys of a trusted issuer were asked for.", ("issuer", "outcome")
+        )
         self.ejections = Counters(
             "headrace_ejections", "Times an endpoint was ejected for failed requests in a row.", ("endpoint",)
         )
@@ -112,6 +118,7 @@ class Metrics(Collector):
         self._families = (
             *(*self._of_routes, *self._of_endpoints, self.overloaded, self.clients_refused),
             *(self.access_log_dropped, self.spans, self.lease_asks),
+            *(self.jwt_checks, self.jwks_fetches),
         )
         for family in self._families:
             self.registry.register(family)

@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 
 from gateway.kserve import API as KSERVE
 from gateway.metrics import CLIENT_GONE, FINISH_REASONS, UNKNOWN_ROUTE, FleetCollector, Metrics
+from gateway.oidc.callers import Outcome
 from gateway.upstream.base import Failure
 from headrace.workers.totals import WorkerCounts
 from router.admission.limits import KINDS
@@ -31,9 +32,12 @@ _LABELS: dict[str, str | tuple[str, ...]] = {
     "failure": tuple(failure.value for failure in Failure),
     "stage": tuple(stage.name.lower() for stage in Stage),
     "outcome": ("exported", "failed", "dropped"),
+    "issuer": "the URL of an issuer in `gateway.auth.jwt`",
     "headrace_attempts.reason": get_args(Reason),
     "headrace_clients_refused.reason": ("connections", "requests", "proxy_header", "tls_handshake"),
     "headrace_finished.reason": (*sorted(FINISH_REASONS), "other"),
+    "headrace_jwks_fetches.outcome": ("ok", "failed"),
+    "headrace_jwt_checks.outcome": get_args(Outcome),
     "headrace_lease_asks.outcome": ("granted", "failed"),
     "headrace_limit_refusals.limit": (*KINDS, "streams"),
     "headrace_tokens.kind": ("prompt", "prompt_cached", "completion"),

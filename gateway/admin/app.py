@@ -70,7 +70,14 @@ class _Handlers:
 
     async def readyz(self, _: web.Request) -> web.Response:
         gateway = self._gateway
-        state = readiness(gateway.lifecycle, gateway.fleet, gateway.state.status, gateway.workers)
+        state = readiness(
+            gateway.lifecycle,
+            gateway.fleet,
+            gateway.state.status,
+            gateway.workers,
+            anonymous=gateway.anonymous,
+            besides=gateway.degraded(),
+        )
         return _json(state, status=200 if state.status == "ready" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:

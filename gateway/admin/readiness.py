@@ -6,6 +6,7 @@ the load balancer would turn a degraded control plane into an outage, so these a
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -29,8 +30,17 @@ class Readiness(Struct, frozen=True):
     detail: dict[str, Any]
 
 
-def readiness(lifecycle: Lifecycle, fleet: FleetView, state: FleetStatus, workers: Workers | None = None) -> Readiness:
-    """The readiness of a gateway in this state; `workers` where it has several processes."""
+def readiness(
+    lifecycle: Lifecycle,
+    fleet: FleetView,
+    state: FleetStatus,
+    workers: Workers | None = None,
+    *,
+    anonymous: bool = True,
+    besides: Iterable[str] = (),
+) -> Readiness:
+    """The readiness of a gateway in this state; `workers` where it has several processes, `anonymous` where it answers
+    those without a key, `besides` for what else degrades it."""
     reasons: list[str] = []
     unservable = sorted(name for name, route in fleet.routes.items() if not ready_endpoints(route))
     if lifecycle == "starting":
@@ -55,6 +65,10 @@ def readiness(lifecycle: Lifecycle, fleet: FleetView, state: FleetStatus, worker
     problems = [*state.problems, *fleet.problems]
     if problems:
         degraded.append(f"documents: {len(problems)} of the fleet's documents have problems; see detail.problems.")
+    if not anonymous and not fleet.tenants:
+        how = "add one to the fleet file or with `headrace tenants set`"
+        degraded.append(f"auth: nobody may call, for there is no tenant; {how}.")
+    degraded += besides
     return Readiness(
         status="not_ready" if reasons else "ready",
         reasons=reasons,

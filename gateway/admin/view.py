@@ -59,6 +59,13 @@ class AdminView(Protocol):
     def workers(self) -> Workers | None:
         """None for a gateway of one process."""
 
+    @property
+    def anonymous(self) -> bool:
+        """Whether it answers those who have no key."""
+
+    def degraded(self) -> list[str]:
+        """What is not as it should be, besides what its fleet and its state show."""
+
     def drained(self, endpoint: Endpoint) -> bool:
         """Whether an endpoint that is to drain has no requests of this gateway left, and will get none."""
 

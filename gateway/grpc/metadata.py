@@ -11,10 +11,10 @@ names it: as the answer's model.
 from typing import Any
 
 from gateway.access import AUTHORIZATION, KEY_HEADERS, Access
+from gateway.oidc.callers import Caller, Pending
 from gateway.request_ids import is_request_id, new_request_id
 from gateway.upstream.base import Headers
 from gateway.upstream.triton.raw import Metadata
-from router.tenants import Digest
 
 REQUEST_ID = "x-request-id"
 _PASSED = ("traceparent", "tracestate")
@@ -40,7 +40,7 @@ class ClientMetadata:
     _echoed: Headers
     authorization: str
     """The client's own; see `gateway.credentials`."""
-    caller: Digest
+    caller: Caller
     """As `Access.view` takes it."""
     context: Any
     """The RPC's."""
@@ -71,6 +71,11 @@ class ClientMetadata:
         self.passed = (*self._echoed, *((name, given[name]) for name in _PASSED if name in given))
         self.wants_status = given.get(_WANTS_STATUS[0]) == _WANTS_STATUS[1]
         self.passed_stream = (*self.passed, _WANTS_STATUS) if self.wants_status else self.passed
+
+    async def settle(self) -> None:
+        """Wait a little for what the caller's token is to be checked with, if that is on its way."""
+        if isinstance(self.caller, Pending):
+            self.caller = await self.caller.settled()
 
     def answer(self, endpoint: str) -> Metadata:
         """What comes back with the answer."""

@@ -142,6 +142,7 @@ class GrpcFront:
 
         async def admit(message: bytes, context: Any) -> bytes:
             metadata = self._requests.metadata(context)
+            await metadata.settle()
             try:
                 fleet = self._requests.access.view(metadata.caller)
             except ApiError as error:

@@ -64,6 +64,7 @@ class Streams:
     async def infer(self, _: object, context: Any) -> None:
         """Answer one stream."""
         session = Session(self._requests, context)
+        await session.metadata.settle()
         try:
             self._requests.access.view(session.metadata.caller)
         except ApiError as error:

@@ -36,6 +36,7 @@ class UnaryClient:
 
 
 _CLIENT = UnaryClient()
+_KEPT_OUT = frozenset({StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED})
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,6 +64,7 @@ class Unary:
     async def infer(self, message: bytes, context: Any) -> bytes:
         """`ModelInfer`."""
         metadata = self._requests.metadata(context)
+        await metadata.settle()
         status = INTERNAL
         with Exchange(self._requests.live, _CLIENT) as exchange:
             self._requests.begin(exchange, "ModelInfer", metadata)
@@ -94,6 +96,7 @@ class Unary:
 
         async def handle(message: bytes, context: Any) -> bytes:
             metadata = self._requests.metadata(context)
+            await metadata.settle()
             with Exchange(self._requests.live, _CLIENT) as exchange:
                 try:
                     fleet = self._requests.access.view(metadata.caller)
@@ -106,7 +109,7 @@ class Unary:
                     return query.named(answer, name)
                 except (ApiError, UpstreamError, MalformedError) as error:
                     status = status_of(error)
-                    told = isinstance(error, MalformedError) or status.code is StatusCode.UNAUTHENTICATED
+                    told = isinstance(error, MalformedError) or status.code in _KEPT_OUT
                     if query.method == "ModelReady" and not told:
                         return b""  # not ready
                     if query.method == "ModelStatistics" and status.code is StatusCode.NOT_FOUND:

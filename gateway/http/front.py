@@ -27,13 +27,13 @@ from gateway.http.request_head import RequestHead
 from gateway.kserve import API as KSERVE
 from gateway.limits import Limiter
 from gateway.metrics import Metrics
+from gateway.oidc.callers import Caller, Pending
 from gateway.overload import OverloadWatch
 from gateway.relay.accounting import Account
 from gateway.request_ids import is_request_id, new_request_id
 from router.errors import ApiError
 from router.fleet import FleetView, Route
 from router.prompt import Api, isolate, read_fields, read_prompt
-from router.tenants import Digest
 from router.timeouts import TIMEOUTS_HEADER, read_timeouts
 
 _APIS: dict[str, Api] = {
@@ -84,6 +84,8 @@ class Front:
         api = _APIS.get(path)
         kserve = path == "/v2" or path.startswith("/v2/")
         caller = self._access.caller(head.headers)
+        if isinstance(caller, Pending):
+            caller = await caller.settled()
         try:
             if head.raw_path not in OPEN_PATHS:
                 self._access.view(caller)
@@ -108,7 +110,7 @@ class Front:
         return response
 
     async def _generate(
-        self, api: Api, request: Request, request_id: str, caller: Digest, response: ClientResponse
+        self, api: Api, request: Request, request_id: str, caller: Caller, response: ClientResponse
     ) -> None:
         with Answering(self._live, self._metrics, api, request, request_id, response, error_body) as exchange:
             answer = await self._open(api, request, request_id, caller, exchange, response)
@@ -119,7 +121,7 @@ class Front:
         api: Api,
         request: Request,
         request_id: str,
-        caller: Digest,
+        caller: Caller,
         exchange: Exchange,
         response: ClientResponse,
     ) -> OpenAnswer:

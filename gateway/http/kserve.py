@@ -29,6 +29,7 @@ from gateway.http.request_body import RequestBody
 from gateway.kserve import API, BODY_LIMIT, EXTENSIONS, any_servable, reachable, repository_index
 from gateway.limits import Limiter
 from gateway.metrics import Metrics
+from gateway.oidc.callers import Caller
 from gateway.upstream.base import UpstreamError
 from gateway.upstream.collected import Collected
 from router.errors import ApiError, invalid
@@ -36,7 +37,6 @@ from router.fleet import FleetView
 from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
 from router.plan import Plan, plan
 from router.prefix import RAW_PROMPT_KEY_BYTES
-from router.tenants import Digest
 from router.timeouts import TIMEOUTS_HEADER, read_timeouts
 
 PASSED_REQUEST_HEADERS = (
@@ -89,7 +89,7 @@ class KServeFront:
         self._metrics = metrics
         self._turns = itertools.count()
 
-    async def handle(self, request: Request, request_id: str, caller: Digest, response: ClientResponse) -> None:
+    async def handle(self, request: Request, request_id: str, caller: Caller, response: ClientResponse) -> None:
         """Answer one request; of `OPEN_PATHS`, anybody's."""
         path = request.head.raw_path
         asked = parse(path) if path != "/v2/models/stats" else None
@@ -164,7 +164,7 @@ class KServeFront:
             _send_own(response, *answer)
 
     async def _pass_on(
-        self, asked: ModelPath, request: Request, request_id: str, caller: Digest, response: ClientResponse
+        self, asked: ModelPath, request: Request, request_id: str, caller: Caller, response: ClientResponse
     ) -> None:
         api = API if asked.operation in GENERATING else None
         with Answering(self._live, self._metrics, api, request, request_id, response, kserve_body) as exchange:
@@ -176,7 +176,7 @@ class KServeFront:
         asked: ModelPath,
         request: Request,
         request_id: str,
-        caller: Digest,
+        caller: Caller,
         exchange: Exchange,
         response: ClientResponse,
     ) -> None:

@@ -54,9 +54,9 @@ def list_tenants(
 def set_tenant(
     name: NameArgument,
     key: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option("--key", metavar="KEY", help="A key as `headrace keys new` prints it, or its hash; repeatable."),
-    ],
+    ] = None,
     route: Annotated[
         list[str] | None, typer.Option("--route", metavar="ROUTE", help="A route it may call; default: all.")
     ] = None,
@@ -79,8 +79,9 @@ def set_tenant(
       headrace tenants set search --key '{sha256: "...", name: ci}' --route llama \\
         --limits '{requests_per_minute: 600, streams: 8}'
     """
+    keys = [_key(text) for text in key or []]
     body = {
-        "keys": [_key(text) for text in key],
+        "keys": keys,
         "routes": route or [],
         "isolated": isolated,
         "limits": _mapping("--limits", limits),
@@ -88,7 +89,8 @@ def set_tenant(
     }
     AdminClient(admin, admin_token).put(f"{TENANTS}/{escaped(name)}", body)
     may = f"may call {', '.join(route)}" if route else "may call every route"
-    typer.echo(f"Tenant {name} has {len(key)} key{'s' if len(key) != 1 else ''} and {may}.")
+    by = f"has {len(keys)} key{'s' if len(keys) != 1 else ''}" if keys else "is known by tokens only"
+    typer.echo(f"Tenant {name} {by} and {may}.")
 
 
 @tenants_app.command("remove")

@@ -69,6 +69,8 @@ class Report(Struct, tag=True, frozen=True, kw_only=True):
     endpoints: dict[str, EndpointReport]
     rows: dict[str, Rows]
     """Its counters and histograms, whole."""
+    degraded: list[str]
+    """As `AdminView.degraded`."""
 
 
 class Failed(Struct, tag=True, frozen=True):

@@ -79,6 +79,13 @@ class Supervisor:
         take_over(self._view, [(slot.report, slot.serving) for slot in self._slots if slot.report is not None])
         return self._view
 
+    @property
+    def anonymous(self) -> bool:
+        return self._loaded.spec.gateway.auth.anonymous == "allow"
+
+    def degraded(self) -> list[str]:
+        return list(dict.fromkeys(text for report in self._reports() for text in report.degraded))
+
     def drained(self, endpoint: Endpoint) -> bool:
         told = [report.endpoints.get(endpoint.id) for report in self._reports()]
         return endpoint.spec.drain and all(one is not None and one.drained for one in told)

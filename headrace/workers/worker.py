@@ -96,4 +96,5 @@ def _report(gateway: Gateway) -> Report:
             for endpoint in gateway.fleet.endpoints.values()
         },
         rows=gateway.rows(),
+        degraded=gateway.degraded(),
     )

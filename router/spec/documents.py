@@ -52,7 +52,9 @@ def file_documents(fleet: FleetSpec, *, content_hash: str) -> list[Document]:
         return Document(family=family, id=id_, source="file", generation=1, spec=raw, content_hash=content_hash)
 
     documents = [document("routes", name, route) for name, route in fleet.routes.items()]
-    documents += [document("tenants", name, tenant) for name, tenant in fleet.tenants.items()]
+    # A tenant's document says which keys it has, be it none: else it would be taken for a mere overlay on another's.
+    tenants = {name: {"keys": [], **msgspec.to_builtins(tenant)} for name, tenant in fleet.tenants.items()}
+    documents += [document("tenants", name, tenant) for name, tenant in tenants.items()]
     for name, pool in fleet.pools.items():
         documents.append(document("pools", name, msgspec.structs.replace(pool, endpoints=[])))
         for endpoint in pool.endpoints:

@@ -28,6 +28,7 @@ from router.spec.units import (
     RedisUrl,
     Sha256,
     Size,
+    WebUrl,
 )
 
 Protocol = Literal["openai", "triton"]
@@ -38,6 +39,8 @@ Transport = Literal["grpc", "http"]
 
 OFF = "off"
 STDOUT = "stdout"
+Signature = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+"""How a token may be signed: with a private key. What is signed with a shared secret, or not at all, is never taken."""
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -273,12 +276,32 @@ class RetrySpec(Spec, frozen=True, kw_only=True):
     """Retries that are allowed whatever the share. With a budget of `0%` and none of these nothing is retried."""
 
 
+class JwtSpec(Spec, frozen=True, kw_only=True):
+    """An issuer whose signed tokens (JWT, as of OpenID Connect) are taken besides keys."""
+
+    issuer: WebUrl
+    """The `iss` of its tokens, to the letter. Without `jwks` its keys are found through what it publishes at
+    `/.well-known/openid-configuration`."""
+    audience: Annotated[str, Meta(min_length=1)]
+    """What must be among a token's `aud`: a token that was made for others is not taken."""
+    jwks: WebUrl | None = None
+    """Where the issuer publishes its keys (a JWK set)."""
+    tenant_claim: Annotated[str, Meta(min_length=1)] = "sub"
+    """The claim that names the tenant. Dots lead into nested claims, unless there is a claim with the whole name."""
+    algorithms: list[Signature] = field(default_factory=lambda: ["RS256", "ES256", "EdDSA"])
+    """How its tokens may be signed."""
+    leeway: Duration = "30s"
+    """How far its clock and the gateway's may differ."""
+
+
 class AuthSpec(Spec, frozen=True, kw_only=True):
     """Who may call besides the tenants."""
 
     anonymous: Literal["allow", "deny"] = "deny"
     """What becomes of requests without an API key. Where there are no tenants at all, `allow` lets every key pass, too:
     clients' libraries insist on sending one."""
+    jwt: list[JwtSpec] = field(default_factory=list)
+    """Issuers whose tokens are taken, too. Each may name any tenant."""
 
 
 class OverloadSpec(Spec, frozen=True, kw_only=True):

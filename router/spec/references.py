@@ -8,6 +8,7 @@ a warning when it can but probably does not do what its author thinks.
 import ipaddress
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from router.spec.fleet import (
     ChatTemplateSpec,
@@ -15,6 +16,7 @@ from router.spec.fleet import (
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
+    JwtSpec,
     PoolSpec,
     RouteSpec,
     TenantSpec,
@@ -58,6 +60,7 @@ def findings(fleet: FleetSpec, pools: Collection[str]) -> Iterator[Finding]:
     else:
         yield from _unused_pools(fleet)
     yield from _tenants(fleet)
+    yield from _issuers(("gateway", "auth", "jwt"), fleet.gateway.auth.jwt)
     yield from listeners(fleet.gateway)
     yield from _clients(("gateway", "clients"), fleet.gateway.clients)
 
@@ -221,12 +224,42 @@ def _tenants(fleet: FleetSpec) -> Iterator[Finding]:
             holder = holders.setdefault(key.sha256, name)
             if holder != name:
                 yield Finding((*path, "keys", index, "sha256"), f"this key is tenant {holder}'s already")
+        if not tenant.keys and not fleet.gateway.auth.jwt:
+            yield Finding(path, "no keys: nobody can call as this tenant", warning=True)
     if not fleet.tenants and fleet.gateway.auth.anonymous == "deny":
         message = (
             "nobody may call it: list `tenants` (`headrace keys new` makes a key), or write "
             "`auth: {anonymous: allow}` where the network can be trusted"
         )
+        if fleet.gateway.auth.jwt:
+            message = "nobody may call it: list the `tenants` that tokens may name"
         yield Finding(("gateway",), message, warning=True)
+
+
+def _issuers(path: Path, issuers: Collection[JwtSpec]) -> Iterator[Finding]:
+    seen: dict[tuple[str, str], int] = {}
+    for index, one in enumerate(issuers):
+        first = seen.setdefault((one.issuer, one.audience), index)
+        if first != index:
+            message = f"the issuer's tokens for this audience are jwt[{first}]'s already"
+            yield Finding((*path, index, "audience"), message)
+        if not one.algorithms:
+            yield Finding((*path, index, "algorithms"), "is empty: no token would be taken")
+        source = "issuer" if one.jwks is None else "jwks"
+        if _could_be_exchanged(one.jwks or one.issuer):
+            message = "its keys come over plain http://: whoever is on their way can put others in their place"
+            yield Finding((*path, index, source), message, warning=True)
+
+
+def _could_be_exchanged(url: str) -> bool:
+    """Whether what comes from there passes over a network without protection."""
+    parts = urlsplit(url)
+    if parts.scheme == "https" or parts.hostname == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return True
 
 
 def tenant_findings(path: Path, tenant: TenantSpec, routes: Collection[str]) -> Iterator[Finding]:
@@ -236,8 +269,6 @@ def tenant_findings(path: Path, tenant: TenantSpec, routes: Collection[str]) -> 
         if key.sha256 in seen:
             yield Finding((*path, "keys", index, "sha256"), "this key is listed twice")
         seen.add(key.sha256)
-    if not tenant.keys:
-        yield Finding(path, "no keys: nobody can call as this tenant", warning=True)
     for index, name in enumerate(tenant.routes):
         if name not in routes:
             message = f"no route is named {name}{did_you_mean(name, routes)}"

@@ -30,6 +30,7 @@ SIZE_PATTERN = rf"^[0-9]+(B|KiB|MiB|GiB){END}"
 LISTEN_PATTERN = rf"^{_HOST}?{_PORT}{END}"
 HOST_PORT_PATTERN = rf"^{_HOST}{_PORT}{END}"
 HTTP_URL_PATTERN = rf"^{_SERVER_URL}(/{_PATH})?{END}"
+WEB_URL_PATTERN = rf"^https?://{_HOST}({_PORT})?([/?][!\"$-~]*)?{END}"
 BASE_URL_PATTERN = rf"^{_SERVER_URL}(?!({_PATH})/v1/?$)(/{_PATH})?{END}"
 COLLECTOR_URL_PATTERN = rf"^https?://{_HOST}({_PORT})?(/{_PATH})?{END}"
 NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}{END}"
@@ -67,6 +68,7 @@ HttpUrl = Annotated[str, Meta(pattern=HTTP_URL_PATTERN, description="An http:// 
 BaseUrl = Annotated[
     str, Meta(pattern=BASE_URL_PATTERN, description="http://HOST:PORT, without the /v1 that the gateway adds.")
 ]
+WebUrl = Annotated[str, Meta(pattern=WEB_URL_PATTERN, description="An https:// URL; http:// where the way is safe.")]
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="Letters, digits and . _ / -, 128 at most.")]
 Sha256 = Annotated[str, Meta(pattern=SHA256_PATTERN, description="64 hex digits, lower case.")]
 Cidr = Annotated[str, Meta(pattern=CIDR_PATTERN, description="An address or a network: 10.0.0.0/8, fd00::/8.")]

@@ -43,6 +43,7 @@ _LISTEN = pattern_of(units.ListenAddress)
 _HOST_PORT = pattern_of(units.HostPort)
 _HTTP_URLS = (pattern_of(units.HttpUrl), pattern_of(units.BaseUrl))
 _COLLECTOR_URL = pattern_of(units.CollectorUrl)
+_WEB_URL = pattern_of(units.WebUrl)
 _NAME = pattern_of(units.Name)
 _SHA256 = pattern_of(units.Sha256)
 _DATE = pattern_of(units.Date)
@@ -89,7 +90,7 @@ def text_fault(value: str, pattern: str | None) -> str | None:
     if pattern in (_LISTEN, _HOST_PORT):
         # Port 0 asks the system for a free port: good to listen on, impossible to connect to.
         return _server_fault(value, lowest_port=0 if pattern == _LISTEN else 1)
-    if pattern in _HTTP_URLS:
+    if pattern in (*_HTTP_URLS, _WEB_URL):
         return _server_fault(_authority(value))
     if pattern == _REDIS_URL and not value.startswith("unix:"):
         fault = _server_fault(_authority(value).rpartition("@")[2])
@@ -106,7 +107,7 @@ def shown(value: object) -> str:
 
 
 def _authority(url: str) -> str:
-    return url.partition("://")[2].partition("/")[0]
+    return re.split("[/?]", url.partition("://")[2], maxsplit=1)[0]
 
 
 def _server_fault(server: str, lowest_port: int = 1) -> str | None:
@@ -157,6 +158,8 @@ def _shape_fault(value: str, pattern: str) -> str:
         return _address_fault(value, listen=pattern == _LISTEN)
     if pattern in _HTTP_URLS:
         return _url_fault(value, base=pattern == _HTTP_URLS[1])
+    if pattern == _WEB_URL:
+        return "expected an https:// URL without user name and #, like https://login.example.com"
     if pattern == _REDIS_URL:
         return _redis_url_fault(value)
     if pattern in (_NAME, _FLEET_NAME):

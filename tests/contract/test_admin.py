@@ -52,12 +52,16 @@ class Gateway:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     url: str = ""
     workers: Workers | None = None
+    anonymous: bool = True
     frozen: bool = False
     """Takes nothing over any more, as if compiling a change failed."""
 
     def __post_init__(self) -> None:
         documents = file_documents(msgspec.convert(FILE, FleetSpec), content_hash="h")
         self.state = FleetState(self.redis_url, "demo", documents, "h", self._on_documents)
+
+    def degraded(self) -> list[str]:
+        return []
 
     def drained(self, endpoint: Endpoint) -> bool:
         return no_requests_left(endpoint)
@@ -483,6 +487,9 @@ async def test_a_tenant_is_set_listed_and_removed_with_its_keys_as_hashes_only(g
     listed = (await headrace(gateway, "tenants", "list")).stdout
     assert "ci (to 2027-01-31), bbbbbbbb" in listed
     assert "60 requests/min, 4 at a time; r: 2 at a time" in listed
+    result = await headrace(gateway, "tenants", "set", "org/search")
+    assert result.stdout == "Tenant org/search is known by tokens only and may call every route.\n"
+    assert gateway.fleet.tenants["org/search"].tenant == "org/search"
     for line, said in (("routes remove r", "comes from file"), ("tenants remove org/search", "")):
         assert said in (await headrace(gateway, *line.split())).stderr
     assert gateway.fleet.tenants == {}

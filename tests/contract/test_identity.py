@@ -352,6 +352,7 @@ class SeenMetadata:
 
     def __init__(self) -> None:
         self.seen: dict[str, list[str | None]] = {}
+        self.refuses = grpc.StatusCode.UNIMPLEMENTED
         self.port = 0
 
     async def __aenter__(self) -> "SeenMetadata":
@@ -375,7 +376,7 @@ class SeenMetadata:
 
         async def answer(_: bytes, context: Any) -> bytes:
             if method not in ready:
-                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not here")
+                await context.abort(self.refuses, "not here")
             return ready[method]
 
         return grpc.unary_unary_rpc_method_handler(answer)
@@ -404,3 +405,64 @@ async def test_over_grpc_too_an_engine_gets_what_its_pool_says(
                 await status_of(client.infer("triton", [], headers={"authorization": f"Bearer {KEY}"}))
     assert triton.seen["ModelInfer"] == [infer]
     assert set(triton.seen["ServerReady"]) == {probe}
+
+
+@pytest.mark.parametrize("engines", ["401 Unauthorized", "403 Forbidden"])
+@pytest.mark.parametrize("credentials", ["none", "replace", "forward"])
+async def test_an_engine_that_refuses_its_pools_credentials_is_not_the_clients_fault(
+    engines: str, credentials: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_TOKEN", "sesame")
+    given: Any = ReplaceSpec(replace=SecretSpec(env="ENGINE_TOKEN")) if credentials == "replace" else credentials
+
+    async def refuse(connection: EngineConnection) -> None:
+        await connection.head("content-type: application/json", "content-length: 14", status=engines)
+        await connection.send(b'{"error":"no"}')
+
+    async with ScriptedEngine(refuse) as engine:
+        spec = with_credentials(fleet(engine), given)
+        endpoint = EndpointSpec(id="raw", grpc=f"127.0.0.1:{free_port()}", http=f"http://127.0.0.1:{engine.port}")
+        triton = msgspec.structs.replace(spec.pools["t"], endpoints=[endpoint])
+        async with running(msgspec.structs.replace(spec, pools={**spec.pools, "t": triton})) as gateway:
+            gateway.gateway.fleet.endpoints["raw"].state.phase = "ready"
+            plain = await ask(gateway, "/v1/chat/completions", CHAT, authorization=f"Bearer {KEY}")
+            stream = await ask(gateway, "/v1/chat/completions", {**CHAT, "stream": True}, authorization=f"Bearer {KEY}")
+            kserve = await ask(gateway, "/v2/models/triton/infer", {}, authorization=f"Bearer {KEY}")
+    told = [plain[2]["error"], stream[2]["error"], kserve[2]["error"]]
+    if credentials == "forward":
+        assert {plain[0], stream[0], kserve[0]} == {int(engines[:3])}
+        assert told == ["no", "no", "no"]
+        return
+    assert (plain[0], stream[0], kserve[0]) == (502, 502, 502)
+    assert told[0]["code"] == "engine_credentials"
+    for text, pool in ((told[0]["message"], "p"), (told[1]["message"], "p"), (told[2], "t")):
+        assert f"pool {pool} sends" in text and "`credentials`" in text
+        assert "sesame" not in text
+    assert len(engine.requests) == 3  # every replica would say the same
+
+
+async def test_over_grpc_too_an_engine_that_refuses_its_pools_credentials_is_not_the_clients_fault(
+    engine: ScriptedEngine,
+) -> None:
+    async with SeenMetadata() as triton:
+        spec = fleet(engine)
+        endpoint = EndpointSpec(id="seen", grpc=f"127.0.0.1:{triton.port}")
+        for credentials, status in (("none", "StatusCode.INTERNAL"), ("forward", "StatusCode.UNAUTHENTICATED")):
+            pool = msgspec.structs.replace(spec.pools["t"], endpoints=[endpoint], credentials=credentials)
+            async with running(msgspec.structs.replace(spec, pools={**spec.pools, "t": pool})) as gateway:
+                await gateway.until(lambda: "ServerReady" in triton.seen, "the engine is probed")
+                gateway.gateway.fleet.endpoints["seen"].state.phase = "ready"
+                triton.refuses = grpc.StatusCode.UNAUTHENTICATED
+                async with InferenceServerClient(gateway.grpc_address) as client:
+                    said = await status_of(client.infer("triton", [], headers={"authorization": f"Bearer {KEY}"}))
+            assert said[0] == status
+            assert ("pool t sends" in said[1]) == (credentials == "none")
+
+
+async def test_a_gateway_that_nobody_may_call_says_so(engine: ScriptedEngine) -> None:
+    async with running(fleet(engine)) as gateway:
+        for tenants, said in (({}, ["auth"]), (TENANTS, [])):
+            gateway.apply(file_documents(fleet(engine, tenants=tenants), content_hash="h"))
+            async with aiohttp.ClientSession() as client, client.get(f"{gateway.admin_url}/readyz") as response:
+                answer = await response.json()
+            assert (answer["status"], [text.partition(":")[0] for text in answer["degraded"]]) == ("ready", said)

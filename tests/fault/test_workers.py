@@ -17,10 +17,11 @@ import pytest_asyncio
 from gateway.upstream.triton.raw import SERVICE
 from headrace.workers.channel import REPORT_EVERY_S
 from router.spec.documents import file_documents
-from router.spec.fleet import EndpointSpec, GatewaySpec, RouteSpec
+from router.spec.fleet import AuthSpec, EndpointSpec, GatewaySpec, JwtSpec, RouteSpec, TenantSpec
 from router.state.store import DocumentStore, Mark
 from tests.fault.worker_command import WORKERS, Command, HeldEngine, clients_of, command, streams
 from tests.harness import DONE, STREAM, free_port, one_pool
+from tests.issuer import AUDIENCE, LocalIssuer
 from tests.valkey import ValkeyProcess, servers_here
 
 STREAMS = 100
@@ -220,3 +221,19 @@ async def test_the_shared_state_reaches_every_worker_and_a_replaced_one_publishe
                 async with aiohttp.ClientSession() as session:
                     async with session.post(f"{running.url}/v1/chat/completions", json=STREAM) as response:
                         assert response.status == 503
+
+
+async def test_what_is_wrong_with_an_issuer_shows_whichever_worker_finds_it(engine: HeldEngine, tmp_path: Path) -> None:
+    issuer = LocalIssuer()
+    issuer.port = free_port()
+    auth = AuthSpec(jwt=[JwtSpec(issuer=issuer.url, audience=AUDIENCE)])
+    spec = msgspec.structs.replace(one_pool(engine.endpoint()), tenants={"search": TenantSpec()})
+    async with command(tmp_path, spec, auth=auth) as running:
+        await running.until(lambda state: [said[:4] for said in state["degraded"]] == ["jwt:"])
+        async with issuer:
+            await running.until(lambda state: state["degraded"] == [])
+            headers = {"authorization": f"Bearer {issuer.token()}"}
+            for _ in range(8):  # new connections, of both workers
+                async with aiohttp.ClientSession() as client:
+                    async with client.get(f"{running.url}/v1/models", headers=headers) as response:
+                        assert response.status == 200

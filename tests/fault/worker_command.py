@@ -14,7 +14,7 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.spec.fleet import FleetSpec, GatewaySpec
+from router.spec.fleet import AuthSpec, FleetSpec, GatewaySpec
 from tests.harness import DONE, ONE, OPEN, STREAM, EngineConnection, ScriptedEngine, free_port
 
 WORKERS = 2
@@ -134,13 +134,17 @@ class Command:
 
 @contextlib.asynccontextmanager
 async def command(
-    folder: Path, spec: FleetSpec, addresses: GatewaySpec | None = None, workers: int = WORKERS
+    folder: Path,
+    spec: FleetSpec,
+    addresses: GatewaySpec | None = None,
+    workers: int = WORKERS,
+    auth: AuthSpec = OPEN,
 ) -> AsyncIterator[Command]:
     """Run the command for `spec`; whatever a test leaves of it is killed."""
     addresses = addresses or GatewaySpec(
         http=f"127.0.0.1:{free_port()}", admin=f"127.0.0.1:{free_port()}", grpc=f"127.0.0.1:{free_port()}"
     )
-    gateway = msgspec.structs.replace(addresses, auth=OPEN)
+    gateway = msgspec.structs.replace(addresses, auth=auth)
     file, log = folder / "fleet.yaml", folder / "log"
     file.write_text(yaml.safe_dump(msgspec.to_builtins(msgspec.structs.replace(spec, gateway=gateway))))
     with log.open("wb") as output:

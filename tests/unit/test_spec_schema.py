@@ -25,6 +25,7 @@ from router.spec.fleet import (
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
+    JwtSpec,
     KeySpec,
     LimitSpec,
     OutlierSpec,
@@ -142,6 +143,20 @@ def clients() -> st.SearchStrategy[ClientsSpec]:
     )
     trusting_nobody = {"trusted_proxies": [], "proxy_protocol": "off"}
     return rest | rest.map(lambda spec: msgspec.structs.replace(spec, **trusting_nobody))
+
+
+def issuers() -> st.SearchStrategy[list[JwtSpec]]:
+    urls = st.tuples(st.sampled_from(["http", "https"]), hosts, st.sampled_from(["", ":8443", "/x", "?p=1"]))
+    one = struct(
+        JwtSpec,
+        issuer=urls.map("{0[0]}://{0[1]}{0[2]}".format),
+        audience=words.filter(bool),
+        jwks=st.none() | urls.map("{0[0]}://{0[1]}{0[2]}".format),
+        tenant_claim=words.filter(bool),
+        algorithms=st.lists(st.sampled_from(["RS256", "PS512", "ES384", "EdDSA"]), min_size=1, max_size=2),
+        leeway=durations,
+    )
+    return st.lists(one, max_size=2, unique_by=lambda one: (one.issuer, one.audience))
 
 
 @st.composite
@@ -262,7 +277,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                     sample=percents,
                 ),
                 access_log=st.sampled_from(["off", "stdout"]) | words.map(lambda word: f"/{word}").filter(LOG.match),
-                auth=struct(AuthSpec, anonymous=st.sampled_from(["allow", "deny"])),
+                auth=struct(AuthSpec, anonymous=st.sampled_from(["allow", "deny"]), jwt=issuers()),
                 overload=struct(
                     OverloadSpec,
                     loop_lag=durations_or_off,
@@ -434,7 +449,7 @@ def test_the_example_fits_the_schema() -> None:
     [
         *("EndpointSpec", "PoolSpec", "RouteSpec", "FleetSpec", "GatewaySpec", "TimeoutSpec"),
         *("OutlierSpec", "OverloadSpec", "RetrySpec", "ProbeSpec", "TenantSpec", "LimitSpec", "KeySpec", "AuthSpec"),
-        *("TlsSpec", "AdminTlsSpec", "ClientsSpec"),
+        *("TlsSpec", "AdminTlsSpec", "ClientsSpec", "JwtSpec"),
     ],
 )
 def test_every_field_is_in_the_configuration_reference(name: str) -> None:

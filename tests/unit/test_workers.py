@@ -26,7 +26,9 @@ def report(phase: Phase = "ready", detail: str = "", in_flight: int = 0, answere
     for _ in range(answered):
         metrics.answered("completions", "m", 200, 1.0, None)
     endpoints = {"e": EndpointReport(phase, detail, in_flight, False)}
-    return Report(serving=True, live_requests=0, redis_connected=None, endpoints=endpoints, rows=metrics.rows())
+    return Report(
+        serving=True, live_requests=0, redis_connected=None, endpoints=endpoints, rows=metrics.rows(), degraded=[]
+    )
 
 
 def test_an_endpoint_is_as_good_as_the_best_worker_sees_it_and_the_detail_names_the_others() -> None:
