@@ -220,7 +220,7 @@ REFUSED: dict[str, tuple[Callable[[LocalIssuer], str], str]] = {
     "changed": (lambda i: i.token().replace(".", "." + part({"sub": "other"})[:-1], 1), "cannot be read"),
     "huge": (lambda i: i.token(pad="x" * 4500, aud="somebody-else"), "was made for others"),
     "garbage": (lambda _: "a.b.c", "cannot be read"),
-    "nested without end": (lambda _: f"{part(b'[' * 3000)}.{part(b'[' * 3000)}.", "cannot be read"),
+    "nested without end": (lambda _: f"{part(b'[' * 1500)}.{part(b'[' * 1500)}.", "cannot be read"),
     "not text": (lambda _: f"{part(bytes(range(256)))}.{part(bytes(range(256)))}.AAAA", "cannot be read"),
 }
 

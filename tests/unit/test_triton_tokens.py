@@ -173,6 +173,7 @@ pools:
     chat_template: {text: x}
     endpoints: [{id: a, grpc: "h:1"}]
 routes: {r: {pool: raw, retention: {prompt: 80}}}
+gateway: {auth: {anonymous: allow}}
 """
 
 
