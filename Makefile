@@ -54,6 +54,9 @@ $(READY): $(INSTALLED) pyproject.toml hatch_build.py gateway/relay/_steady.c
 	@echo "Installing headrace from this folder"
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@$(BIN)/headrace --version
+	@if $(BIN)/headrace --version | grep -q "pure Python"; then \
+		echo "make setup: install a C compiler and Python's headers (Debian: gcc python3-dev), then: touch hatch_build.py; make setup" >&2; \
+	fi
 	@touch $@
 
 demo: $(READY)

@@ -8,6 +8,7 @@ the path up to a verb at its end.
 """
 
 import hmac
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -30,6 +31,10 @@ from router.state.errors import StateUnavailable, WriteConflict
 
 BODY_LIMIT = 1024 * 1024
 
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+logger = logging.getLogger(__name__)
+
 _Spec = TypeVar("_Spec")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,7 +44,7 @@ def admin_app(gateway: AdminView, token: str | None, *, client_certificates: boo
     `client_certificates` for those only who have shown one that the connection has found good."""
     handlers = _Handlers(gateway)
     checks = [_certificate_check] if client_certificates else []
-    app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_errors, *checks, _token_check(token)])
+    app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_changes, _errors, *checks, _token_check(token)])
     app.add_routes(
         [
             web.get("/healthz", handlers.healthz),
@@ -225,6 +230,16 @@ async def _certificate_check(request: web.Request, handler: _Handler) -> web.Str
 
 def _is_guarded(request: web.Request) -> bool:
     return unquote(request.path).startswith("/admin")
+
+
+@web.middleware
+async def _changes(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Have the log tell who asked for what change, and what came of it."""
+    response = await handler(request)
+    if request.method not in _READING:
+        what = request.method, request.rel_url.raw_path, request.remote, response.status
+        logger.info("%s %s, asked for by %s: %d", *what)
+    return response
 
 
 @web.middleware

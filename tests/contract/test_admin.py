@@ -181,6 +181,19 @@ async def test_a_drain_is_an_overlay_on_any_endpoint_and_ends_with_undrain(gatew
     assert (await refused(gateway, "POST", "/admin/v1/endpoints/nobody/drain"))[0] == 404
 
 
+async def test_changes_and_refused_ones_are_in_the_log_and_questions_are_not(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gateway.admin.app")
+    await call(gateway, "GET", "/admin/v1/endpoints")
+    await call(gateway, "POST", "/admin/v1/endpoints/a/drain")
+    await refused(gateway, "DELETE", "/admin/v1/routes/r%0A")
+    assert [record.getMessage() for record in caplog.records if record.name == "gateway.admin.app"] == [
+        "POST /admin/v1/endpoints/a/drain, asked for by 127.0.0.1: 200",
+        "DELETE /admin/v1/routes/r%0A, asked for by 127.0.0.1: 404",
+    ]
+
+
 async def test_undrain_goes_before_a_weaker_sources_drain(valkey: ValkeyProcess, gateway: Gateway) -> None:
     store = DocumentStore(valkey.url, "demo")
     spec = msgspec.Raw(b'{"drain":true}')
