@@ -1,6 +1,7 @@
 """An issuer of tokens on loopback: a real HTTP server with real keys, which publishes and signs what a test wants."""
 
 import base64
+import ssl
 import time
 from collections.abc import Callable
 from functools import cache
@@ -71,7 +72,7 @@ def part(value: object) -> str:
 class LocalIssuer:
     """The issuer. It starts with one key for each of its algorithms, the algorithm's name being the key's id."""
 
-    def __init__(self, *algorithms: str) -> None:
+    def __init__(self, *algorithms: str, tls: ssl.SSLContext | None = None) -> None:
         self.published = {name: jwk(name, private_key(name)) for name in algorithms or ("RS256", "ES256", "EdDSA")}
         self.fetched = 0
         """How often its keys were asked for."""
@@ -79,11 +80,12 @@ class LocalIssuer:
         """What it does instead of giving its keys."""
         self.configuration: dict[str, object] = {}
         self.port = 0
+        self._tls = tls
         self._runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self._tls is not None else ''}://127.0.0.1:{self.port}"
 
     def token(self, algorithm: str = "RS256", **changed: object) -> str:
         return signed(claims(self.url, **changed), algorithm, kid=algorithm)
@@ -101,7 +103,7 @@ class LocalIssuer:
         app.router.add_get("/keys", self._keys)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

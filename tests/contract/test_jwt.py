@@ -5,9 +5,13 @@ import contextlib
 import hashlib
 import hmac
 import logging
+import os
+import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -37,6 +41,7 @@ from router.spec.fleet import (
     TenantSpec,
 )
 from router.tenants import digest_of
+from tests.certificates import make
 from tests.harness import CHAT, EngineConnection, RunningGateway, ScriptedEngine, free_port, one_pool, running_gateway
 from tests.issuer import AUDIENCE, LocalIssuer, claims, jwk, part, private_key, signed
 
@@ -451,3 +456,29 @@ async def test_keys_of_a_configuration_that_is_another_issuers_are_not_taken(
         assert await status(gateway, issuer.token()) == 503
         assert "of another issuer" in gateway.gateway.degraded()[0]
     assert issuer.fetched == 0
+
+
+FETCH = "import asyncio, sys; from gateway.oidc.fetch import fetch_keys; asyncio.run(fetch_keys(sys.argv[1], None))"
+
+
+async def test_an_issuers_certificate_is_checked_and_its_keys_come_over_tls_or_not_at_all(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(made.cert, made.key)
+
+    async def fetched(issuer: LocalIssuer, **environment: str) -> bytes:
+        """What a process of its own says of it: the certificates that are trusted are read when it starts."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", FETCH, issuer.url),
+            env={**os.environ, **environment},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, said = await process.communicate()
+        assert (process.returncode == 0) == (said == b""), said
+        return said
+
+    async with LocalIssuer(tls=context) as issuer:
+        assert b"CERTIFICATE_VERIFY_FAILED" in await fetched(issuer)
+        assert await fetched(issuer, SSL_CERT_FILE=str(made.cert)) == b""
+        issuer.configuration = {"jwks_uri": "http://127.0.0.1:9/keys"}
+        assert b"elsewhere than at an https:// URL" in await fetched(issuer, SSL_CERT_FILE=str(made.cert))
