@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from gateway.access import Access
 from gateway.admin.server import AdminServer
 from gateway.admin.view import Lifecycle, no_requests_left
+from gateway.admission import Admission
 from gateway.exchange import LiveExchanges
 from gateway.file_limit import raise_file_limit
 from gateway.fleet import LiveFleet
@@ -64,6 +65,8 @@ class Inherited:
     """Bound to `gateway.http`."""
     documents: list[Document]
     """The fleet, as long as Redis says nothing else."""
+    workers: int
+    """How many there are: they share what an endpoint may have in flight."""
 
 
 class Gateway:
@@ -83,7 +86,7 @@ class Gateway:
         self._spec = spec
         self._inherited = inherited
         self._metrics = Metrics()
-        self._live_fleet = LiveFleet(self._metrics)
+        self._live_fleet = LiveFleet(self._metrics, inherited.workers if inherited is not None else 1)
         retry = spec.gateway.retry
         self._live = LiveExchanges(self._live_fleet.pools, RetryBudget(share(retry.budget), retry.min_per_second))
         documents = file_documents(spec, content_hash=content_hash) if inherited is None else inherited.documents
@@ -95,6 +98,8 @@ class Gateway:
         limits = LimitStore(redis_url, spec.fleet, secrets.token_hex(8)) if redis_url is not None else None
         self._limiter = Limiter(limits, self._metrics, lambda: self.fleet, self._live.now)
         self._addresses = ClientAddresses(spec.gateway.clients, self._metrics)
+        self._admission = Admission(self._live, self._metrics, self._overload)
+        self._live_fleet.changed = self._admission.fleet_changed
         auth = spec.gateway.auth
         self.anonymous = auth.anonymous == "allow"
         self._tokens = _tokens(auth.jwt, self._metrics) if auth.jwt else None
@@ -107,6 +112,7 @@ class Gateway:
             self._overload,
             self._limiter,
             self._addresses,
+            self._admission,
             size_bytes(spec.gateway.body_limit),
             exposes_routing=spec.gateway.expose_routing,
         )
@@ -117,6 +123,7 @@ class Gateway:
             self._metrics,
             self._overload,
             self._limiter,
+            self._admission,
             lambda: self.lifecycle == "serving",
             exposes_routing=spec.gateway.expose_routing,
         )
@@ -125,7 +132,13 @@ class Gateway:
         self._watches: list[asyncio.Task[None]] = []
         self.lifecycle: Lifecycle = "starting"
         self._metrics.registry.register(
-            FleetCollector(lambda: self.fleet, lambda: self.live_requests, self.redis_connected, self._limiter.__len__)
+            FleetCollector(
+                lambda: self.fleet,
+                lambda: self.live_requests,
+                self.redis_connected,
+                self.queues,
+                self._limiter.__len__,
+            )
         )
 
     @property
@@ -143,6 +156,10 @@ class Gateway:
     @property
     def live_requests(self) -> int:
         return len(self._live)
+
+    def queues(self) -> dict[str, tuple[int, int]]:
+        """By route: how many requests wait, and how many bytes of theirs."""
+        return self._admission.lengths()
 
     def degraded(self) -> list[str]:
         """What is not as it should be, besides what its fleet and its state show."""
@@ -174,6 +191,7 @@ class Gateway:
             asyncio.create_task(self._live.sweep(), name="deadline sweep"),
             asyncio.create_task(self._overload.watch(), name="overload watch"),
             asyncio.create_task(self._limiter.run(), name="limits"),
+            asyncio.create_task(self._admission.watch(), name="queue watch"),
         ]
         if self._tokens is not None:
             self._watches += [asyncio.create_task(keeper, name="issuer keys") for keeper in self._tokens.keepers()]

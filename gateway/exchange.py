@@ -2,8 +2,8 @@
 
 An `Exchange` is opened when a request comes in and closed once, whichever way it ends: answered, refused, cancelled by
 the client, timed out, drained. Closing it releases the engine call (which stops the engine if it is still at work), the
-endpoint's in-flight count or trial, the place in the retry budget, and what was reserved of the tenant's limits; all
-hang on it alone, so nothing can be counted twice or forgotten.
+endpoint's in-flight count or trial, the places in the route's queue and in the retry budget, and what was reserved of
+the tenant's limits; all hang on it alone, so nothing can be counted twice or forgotten.
 
 `LiveExchanges` knows the open ones, holds their deadlines and sends their signs of life: one sweep over all of them, at
 a quarter of the shortest time in force, instead of a timer per request that every chunk would have to move.
@@ -24,7 +24,7 @@ from gateway.upstream.base import TOTAL_TIMEOUT, Failure, Headers, LiveCall, Ups
 from router import outlier
 from router.admission import estimate
 from router.admission.limits import Reservation
-from router.fleet import FleetView, Pool
+from router.fleet import EndpointState, FleetView, Pool
 from router.plan import Attempt, Plan, plan
 from router.prompt import PromptView
 from router.retry import RetryBudget, RetryPlace
@@ -51,13 +51,20 @@ class Client(Protocol):
         """End the client's connection or call: it does not read."""
 
 
+class Admitted(Protocol):
+    """A request's place among those of its route, waiting or not (`gateway.admission`)."""
+
+    def leave(self, exchange: "Exchange") -> None:
+        """Give the place up: the request is over."""
+
+
 class Exchange:
     """A request on its way. Use as a context manager."""
 
     __slots__ = (
-        "_live", "_place", "account", "asked_timeouts", "attempt", "attempt_started", "attempts", "call", "client",
-        "failure", "ping", "pinged", "record", "reservation", "route", "started", "status", "streamed", "tenant",
-        "timeouts", "trace",
+        "_held", "_live", "_place", "account", "admitted", "asked_timeouts", "attempt", "attempt_started", "attempts",
+        "call", "client", "failure", "ping", "pinged", "position", "record", "reservation", "route", "started",
+        "status", "streamed", "tenant", "timeouts", "trace", "waits_for",
     )  # fmt: skip
 
     def __init__(self, live: "LiveExchanges", client: Client) -> None:
@@ -76,6 +83,12 @@ class Exchange:
         self.failure: UpstreamError | None = None
         """Why an endpoint did not take the request that it was sent outside of dispatch."""
         self._place: RetryPlace | None = None
+        self._held: EndpointState | None = None
+        self.admitted: Admitted | None = None
+        self.position = 0
+        """Its place in the queue when it began to wait; 0 if it never had to."""
+        self.waits_for: Pool | None = None
+        """Where it would go, while it waits; `call` then ends the wait."""
         self.timeouts: Timeouts | None = None
         """Those of the attempt."""
         self.asked_timeouts: Asked | None = None
@@ -103,7 +116,16 @@ class Exchange:
         self.settle_retry()
         if self.reservation is not None:
             self._settle(self.reservation)
+        admitted, self.admitted = self.admitted, None
+        if admitted is not None:
+            admitted.leave(self)
         self._live.remove(self)
+
+    def hold(self, state: EndpointState) -> None:
+        """Count the request at the endpoint that it is about to be sent to, until an attempt begins: nobody else is to
+        get its room meanwhile."""
+        state.in_flight += 1
+        self._held = state
 
     def begin_attempt(self, attempt: Attempt) -> None:
         """Count the request at an endpoint, from before it is sent."""
@@ -129,9 +151,12 @@ class Exchange:
         self.attempt_started = self._live.now()
 
     def end_attempt(self) -> None:
-        """Release what the attempt holds. Idempotent."""
+        """Release what the attempt holds, or what is held for it. Idempotent."""
         attempt, self.attempt = self.attempt, None
         call, self.call = self.call, None
+        held, self._held = self._held, None
+        if held is not None:
+            held.in_flight -= 1
         if attempt is not None:
             state = attempt.endpoint.state
             state.in_flight -= 1
@@ -199,6 +224,8 @@ class Exchange:
         """Give up what is overdue: the engine's call, or a client that does not read."""
         attempt, call, timeouts = self.attempt, self.call, self.timeouts
         if attempt is None or call is None or timeouts is None:
+            if self.waits_for is not None:  # until when, its queue knows
+                self._ping(now, self.started, self.waits_for)
             return
         paused_since = self.client.paused_since
         if now - self.started > timeouts.total:
@@ -208,17 +235,17 @@ class Exchange:
                 usual = attempt.pool.timeouts.first_byte
                 call.abort(_overdue("first_byte_timeout", timeouts.first_byte, usual))
             else:
-                self._ping(now, self.started, attempt)
+                self._ping(now, self.started, attempt.pool)
         elif paused_since:
             if now - paused_since > timeouts.idle:
                 self.client.abort()
         elif now - max(call.last_read, self.client.resumed_at) > timeouts.idle:
             call.abort(_overdue("idle_timeout", timeouts.idle, attempt.pool.timeouts.idle))
         else:
-            self._ping(now, call.last_read, attempt)
+            self._ping(now, call.last_read, attempt.pool)
 
-    def _ping(self, now: float, silent_since: float, attempt: Attempt) -> None:
-        if self.ping is not None and now - max(silent_since, self.pinged) >= attempt.pool.ping:
+    def _ping(self, now: float, silent_since: float, pool: Pool) -> None:
+        if self.ping is not None and now - max(silent_since, self.pinged) >= pool.ping:
             self.pinged = now
             self.ping()
 
@@ -230,6 +257,10 @@ def _overdue(code: str, limit: float, usual: float = 0.0) -> UpstreamError:
     return UpstreamError(Failure.TIMEOUT, message, 504, code, own_deadline=limit < usual)
 
 
+def _nobody_waits() -> None:
+    """What follows from the end of an exchange where there are no queues."""
+
+
 class LiveExchanges:
     """The open exchanges and the sweep that holds their deadlines."""
 
@@ -238,6 +269,8 @@ class LiveExchanges:
         self._open: set[Exchange] = set()
         self.observer: Observer | None = None
         """Who is told of requests; None if nobody is."""
+        self.ended: Callable[[], None] = _nobody_waits
+        """Called whenever an exchange has ended: there may be room for another."""
         self.retries = retries
         self._pools = pools
         self.now = asyncio.get_running_loop().time
@@ -252,6 +285,7 @@ class LiveExchanges:
 
     def remove(self, exchange: Exchange) -> None:
         self._open.discard(exchange)
+        self.ended()
 
     def hurry(self, shortest: float) -> None:
         """A request has come with deadlines of its own, the shortest of which is `shortest` seconds."""

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -65,7 +65,11 @@ class Member:
 class LiveFleet:
     """The current view and everything that belongs to its endpoints. Implements dispatch's `Engines`."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, processes: int = 1) -> None:
+        """`processes` of the same gateway share what an endpoint may have in flight."""
+        self.changed: Callable[[], None] = _nobody_waits
+        """Called when an endpoint may take requests that did not, or not as many, or the other way round."""
+        self._processes = processes
         self.view = FleetView()
         self.merged: MergedFleet = merge(())
         self._metrics = metrics
@@ -101,8 +105,11 @@ class LiveFleet:
         for name in self.view.routes.keys() - view.routes.keys():
             self._metrics.forget_route(name)
         self.view, self.merged = view, merged
+        for endpoint in view.endpoints.values():
+            endpoint.state.limit(view.pools[endpoint.pool].spec, self._processes)
         for pool in view.pools.values():
             self._spare_the_last(pool)
+        self.changed()
 
     def engine(self, endpoint: Endpoint) -> Engine:
         """The engine of a planned endpoint, unless it was drained, replaced or taken out since the plan was made."""
@@ -236,20 +243,25 @@ class LiveFleet:
         never_answered = state.phase == "starting" and state.failed_probes == 1
         if state.phase != before:
             self._spare_the_last(member.pool)
-        if state.phase != before:
+            self.changed()
             level = logging.INFO if state.phase == "ready" else logging.WARNING
             logger.log(level, "endpoint %s: %s -> %s (%s)", member.endpoint.id, before, state.phase, state.detail)
         elif never_answered:
             logger.warning("endpoint %s: no answer yet (%s)", member.endpoint.id, state.detail)
 
-    @staticmethod
-    def _learn(member: Member, report: ProbeReport) -> None:
+    def _learn(self, member: Member, report: ProbeReport) -> None:
         state = member.endpoint.state
         if report.ready:
             state.capabilities = report.capabilities
             state.kv_block_tokens = report.kv_block_tokens
+            state.slots = report.slots
+            state.limit(member.pool.spec, self._processes)
             member.models = report.models
         health.probe_answered(state, ready=report.ready, detail=report.detail)
+
+
+def _nobody_waits() -> None:
+    """What follows from a change where there are no queues."""
 
 
 async def _close_when_idle(member: Member, at_once: bool) -> None:

@@ -5,7 +5,7 @@ that is not there counts under `unknown`), everything else is an enumeration. Wh
 requests in flight) is read off the fleet when it is scraped, so it cannot drift from what the router acts on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -89,6 +89,17 @@ class Metrics(Collector):
         self.jwks_fetches = Counters(
             "headrace_jwks_fetches", "Times the keys of a trusted issuer were asked for.", ("issuer", "outcome")
         )
+        self.queue_wait = Histograms(
+            "headrace_queue_wait_seconds",
+            "How long requests waited in a route's queue, whatever came of it; without those that never had to.",
+            ("route",),
+            _TTFT_BUCKETS,
+        )
+        self.queue_refusals = Counters(
+            "headrace_queue_refusals",
+            "Requests that a route's queue did not let in, by the reason.",
+            ("route", "reason"),
+        )
         self.ejections = Counters(
             "headrace_ejections", "Times an endpoint was ejected for failed requests in a row.", ("endpoint",)
         )
@@ -112,7 +123,8 @@ class Metrics(Collector):
         ProcessCollector(registry=self.registry)
         self._of_routes = (
             *(self.requests, self.duration, self.ttft, self.retries_refused),
-            *(self.gaps, self.tokens, self.finished, self.body_bytes, self.limit_refusals),
+            *(self.gaps, self.tokens, self.finished, self.body_bytes),
+            *(self.limit_refusals, self.queue_wait, self.queue_refusals),
         )
         self._of_endpoints = (self.attempts, self.upstream_failures, self.ejections)
         self._families = (
@@ -185,12 +197,15 @@ class FleetCollector(Collector):
         view: Callable[[], FleetView],
         live_requests: Callable[[], int],
         redis_connected: Callable[[], bool | None],
+        queues: Callable[[], Mapping[str, tuple[int, int]]],
         limit_meters: Callable[[], int] | None = None,
     ) -> None:
-        """`redis_connected` gives None where no Redis is configured; `limit_meters` how many limits are held."""
+        """`redis_connected` gives None where no Redis is configured; `queues`, by route, how many requests wait and how
+        many bytes of theirs; `limit_meters` how many limits are held."""
         self._view = view
         self._live_requests = live_requests
         self._redis_connected = redis_connected
+        self._queues = queues
         self._limit_meters = limit_meters
 
     def collect(self) -> Iterator[Metric]:
@@ -208,6 +223,15 @@ class FleetCollector(Collector):
             phase.add_metric([endpoint.id, endpoint.pool, endpoint.phase], 1)
         yield in_flight
         yield phase
+        length = GaugeMetricFamily("headrace_queue_requests", "Requests that wait.", labels=("route",))
+        size = GaugeMetricFamily("headrace_queue_bytes", "Bytes of requests that wait.", labels=("route",))
+        waiting = self._queues()
+        for route in self._view().routes:
+            requests, held = waiting.get(route, (0, 0))
+            length.add_metric([route], requests)
+            size.add_metric([route], held)
+        yield length
+        yield size
         if self._limit_meters is not None:
             meters = GaugeMetricFamily("headrace_limit_meters", "Limits of tenants, and of theirs on routes, in use.")
             meters.add_metric([], self._limit_meters())

@@ -4,15 +4,17 @@
 - *memory*: of the container's limit (cgroup) what cannot be given back, else of the machine's memory what the process
   holds.
 - *files*: open files of those the process may open.
-
-CPU time is not measured by itself: that a process uses all of its core harms nobody as long as the loop keeps up.
+- *cpu*: how much of a core the event loop's thread uses. That it uses all of it harms nobody as long as the loop keeps
+  up; so only requests that can wait for another day are kept from it then.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
+import random
 import resource
+import time
 from pathlib import Path
 
 from gateway.metrics import Metrics
@@ -23,6 +25,7 @@ from router.spec.units import seconds, share
 
 _EVERY_S = 1.0
 _RETRY_AFTER_S = 2
+_BATCH_RETRY_AFTER_S = (10, 20)
 _LEAST = 1e-6
 """In place of a limit of nothing."""
 _READ_BYTES = 16 * 1024
@@ -35,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _WORDS = {
     Stage.NORMAL: "everything is served",
+    Stage.SHED_BATCH: "requests of class batch are refused",
     Stage.STOP_KEEP_ALIVE: "connections are closed after their answer",
     Stage.REFUSE: "new requests are refused",
 }
@@ -48,33 +52,45 @@ class OverloadWatch:
         self._lag_limit = seconds(spec.loop_lag) or _LEAST
         self._memory_share = share(spec.memory) or _LEAST
         self._files_share = share(spec.files) or _LEAST
+        self._cpu_share = share(spec.cpu) or _LEAST
+        self._cpu_s = 0.0
         self._metrics = metrics
 
     @property
     def keeps_connections(self) -> bool:
         """Whether connections of clients are kept after their answer."""
-        return self._overload.stage is Stage.NORMAL
+        return self._overload.stage < Stage.STOP_KEEP_ALIVE
 
     def admit(self) -> None:
         """Raises a 503 ApiError if no new request is taken."""
         if self._overload.stage is Stage.REFUSE:
             raise refused()
 
+    def admit_batch(self) -> None:
+        """Raises a 503 ApiError if no new request of class `batch` is taken."""
+        if self._overload.stage >= Stage.SHED_BATCH:
+            message = "The gateway is busy and takes no requests of class batch now. Try again in a while."
+            raise unavailable(message, code="overloaded", retry_after=random.randint(*_BATCH_RETRY_AFTER_S))
+
     async def watch(self) -> None:
         """Measure until cancelled."""
         loop = asyncio.get_running_loop()
+        self._cpu_s = time.thread_time()
         with contextlib.closing(_Memory()) as memory:
             now = loop.time()
             while True:
                 await asyncio.sleep(_EVERY_S)
                 before, now = now, loop.time()
-                change = self._overload.update(self._measure(max(now - before - _EVERY_S, 0.0), memory), now)
+                pressures = self._measure(max(now - before - _EVERY_S, 0.0), now - before, memory)
+                change = self._overload.update(pressures, now)
                 self._metrics.overloaded.values[self._overload.stage.name.lower(),] += now - before
                 if change is not None:
                     _tell(change)
 
-    def _measure(self, lag: float, memory: "_Memory") -> dict[str, float]:
+    def _measure(self, lag: float, elapsed: float, memory: "_Memory") -> dict[str, float]:
+        before, self._cpu_s = self._cpu_s, time.thread_time()
         return {
+            "cpu": (self._cpu_s - before) / elapsed / self._cpu_share,
             "loop": lag / self._lag_limit,
             "memory": memory.used() / self._memory_share,
             "files": _files_used() / self._files_share,

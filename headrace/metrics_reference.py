@@ -16,6 +16,7 @@ from gateway.oidc.callers import Outcome
 from gateway.upstream.base import Failure
 from headrace.workers.totals import WorkerCounts
 from router.admission.limits import KINDS
+from router.admission.tickets import Reason as Refused
 from router.fleet import FleetView, Phase
 from router.overload import Stage
 from router.plan import Reason
@@ -40,6 +41,7 @@ _LABELS: dict[str, str | tuple[str, ...]] = {
     "headrace_jwt_checks.outcome": get_args(Outcome),
     "headrace_lease_asks.outcome": ("granted", "failed"),
     "headrace_limit_refusals.limit": (*KINDS, "streams"),
+    "headrace_queue_refusals.reason": get_args(Refused),
     "headrace_tokens.kind": ("prompt", "prompt_cached", "completion"),
 }
 """What the labels can be, by name; where a family has a label of its own, by the family's name and that."""
@@ -75,7 +77,7 @@ def page() -> str:
 def _families() -> Iterator[list[Metric]]:
     """Every family there can be, section by section."""
     yield list(Metrics().collect())
-    yield list(FleetCollector(FleetView, lambda: 0, lambda: True, lambda: 0).collect())
+    yield list(FleetCollector(FleetView, lambda: 0, lambda: True, dict, lambda: 0).collect())
     yield list(WorkerCounts(1, lambda: 1, lambda: 0).collect())
     yield list(ProcessCollector(registry=None).collect())
 

@@ -7,11 +7,13 @@ from moment to moment, an endpoint's phase, its requests in flight, what its eng
 were, so a configuration change forgets no load and no failure.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from router.admission.limits import TenantLimits
+from router.admission.standing import Standing
 from router.errors import ApiError
 from router.merge import MergedFleet
 from router.outlier import Outlier
@@ -24,6 +26,9 @@ from router.timeouts import Timeouts, timeout_limits
 
 Phase = Literal["starting", "warming", "ready", "draining", "preempting", "unhealthy"]
 
+MAX_IN_FLIGHT = 64
+"""Requests at an endpoint of which nobody says how many it works on at a time."""
+
 
 @dataclass(slots=True)
 class EndpointState:
@@ -33,6 +38,11 @@ class EndpointState:
     detail: str = "not probed yet"
     """Why the endpoint is in its phase, for people."""
     in_flight: int = 0
+    """Those on their way to it included."""
+    max_in_flight: float = MAX_IN_FLIGHT
+    """Beyond it, requests wait while they may; infinity for no limit."""
+    slots: int | None = None
+    """How many requests the engine says it works on at a time."""
     capabilities: frozenset[str] | None = None
     """Request parameters the engine can honour, beyond those every engine can; None means all of them."""
     kv_block_tokens: int | None = None
@@ -43,6 +53,15 @@ class EndpointState:
     """How often it turned out that there is nothing at the endpoint's address."""
     outlier: Outlier = field(default_factory=Outlier)
     """What requests have shown of it, whatever probes say."""
+
+    def limit(self, spec: PoolSpec, processes: int) -> None:
+        """Set `max_in_flight` to what an endpoint of such a pool may have, for one of so many processes that share
+        it."""
+        asked = spec.max_in_flight
+        if asked == "off":
+            self.max_in_flight = math.inf
+        else:
+            self.max_in_flight = math.ceil((asked or self.slots or MAX_IN_FLIGHT) / processes)
 
 
 @dataclass(slots=True, frozen=True)
@@ -124,6 +143,8 @@ class FleetView:
     others; empty if they may."""
     limits: TenantLimits | None = None
     """Those of its tenant; None if there are none."""
+    standing: Standing = field(default_factory=Standing)
+    """How its tenant's requests stand among those that wait."""
     keys: KeyIndex = field(default_factory=KeyIndex)
     tenants: Mapping[str, "FleetView"] = field(default_factory=dict)
     """The fleet as each tenant sees it."""
@@ -177,7 +198,7 @@ def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
     tenants = {
         name: FleetView(
             pools, _allowed(routes, tenant), endpoints, tenant=name, limits=limits_of(name, tenant),
-            salt=own_salt(name) if tenant.isolated else "",
+            salt=own_salt(name) if tenant.isolated else "", standing=Standing(name, tenant.weight, tenant.priority),
         )
         for name, tenant in merged.tenants.items()
     }  # fmt: skip

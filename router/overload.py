@@ -1,9 +1,10 @@
 """How a gateway process protects itself: from how much of each resource is used to what it stops doing.
 
 Each resource has a limit, at which the process is in danger; its *pressure* is its use as a share of that. The greatest
-pressure decides the stage, in the order in which things can be spared: where that helps, idle connections are no longer
-kept, which costs clients a handshake; then new requests are refused. What has begun is always finished. This is Envoy's
-overload manager: resource monitors that trigger actions at thresholds.
+pressure decides the stage, in the order in which things can be spared: requests that can come at any other time (the
+class `batch`) are refused; where that helps, idle connections are no longer kept, which costs clients a handshake; then
+new requests are refused. What has begun is always finished. This is Envoy's overload manager: resource monitors that
+trigger actions at thresholds.
 
 A stage is entered at once and left only when the pressure has been below what it is entered at, by a margin, for a
 while: what a stage relieves would otherwise bring its cause straight back.
@@ -18,12 +19,16 @@ class Stage(IntEnum):
     """What the process has stopped doing. Each stage includes those before it."""
 
     NORMAL = 0
-    STOP_KEEP_ALIVE = 1
-    REFUSE = 2
+    SHED_BATCH = 1
+    STOP_KEEP_ALIVE = 2
+    REFUSE = 3
 
 
-ENTERED_AT = {Stage.STOP_KEEP_ALIVE: 0.8, Stage.REFUSE: 1.0}
+ENTERED_AT = {Stage.SHED_BATCH: 0.8, Stage.STOP_KEEP_ALIVE: 0.8, Stage.REFUSE: 1.0}
 """The pressure from which on a stage holds."""
+HARMLESS = frozenset({"cpu"})
+"""The resources of which all may be used, as long as no other is short: they are spared for whom it matters to, from
+their limit on."""
 HELD_BY_IDLE = frozenset({"memory", "files"})
 """The resources that closing idle connections relieves. Time is none of them: new connections cost more of it."""
 MARGIN = 0.1
@@ -70,8 +75,10 @@ class Overload:
 
 def _reached(resource: str, pressure: float) -> Stage:
     """The stage that a resource's pressure calls for."""
+    if resource in HARMLESS:
+        return Stage.SHED_BATCH if pressure >= 1.0 else Stage.NORMAL
     if pressure >= ENTERED_AT[Stage.REFUSE]:
         return Stage.REFUSE
     if pressure >= ENTERED_AT[Stage.STOP_KEEP_ALIVE] and resource in HELD_BY_IDLE:
         return Stage.STOP_KEEP_ALIVE
-    return Stage.NORMAL
+    return Stage.SHED_BATCH if pressure >= ENTERED_AT[Stage.SHED_BATCH] else Stage.NORMAL

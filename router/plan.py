@@ -2,9 +2,12 @@
 
 `plan` looks at the route's pools in the order this conversation prefers them (a weighted split by weighted rendezvous,
 then the fallbacks as listed) and, inside each, at the endpoints that are ready and can honour what the request asks
-for, in the order of the affinity floor. It is synchronous and reads only its arguments.
+for, in the order of the affinity floor. Endpoints that have all the requests they may have come last: while no other
+has room, the request has to wait (`Plan.free`). It is synchronous and reads only its arguments.
 """
 
+import math
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -34,6 +37,17 @@ class Plan(msgspec.Struct, frozen=True):
 
     route: Route
     attempts: tuple[Attempt, ...]
+    free: float = math.inf
+    """How many more requests the endpoints of `attempts` may have together; the first of them has room, if any has."""
+    narrowed: bool = False
+    """Some endpoints of the route that take requests cannot take this one."""
+
+    def only(self, suits: Callable[[Endpoint], bool]) -> "Plan":
+        """The plan without the endpoints that do not suit; it may be left with none."""
+        attempts = tuple([attempt for attempt in self.attempts if suits(attempt.endpoint)])
+        if len(attempts) == len(self.attempts):
+            return self
+        return Plan(self.route, attempts, sum([room(attempt.endpoint) for attempt in attempts]), narrowed=True)
 
 
 def plan(prompt: PromptView, fleet: FleetView) -> Plan:
@@ -41,25 +55,40 @@ def plan(prompt: PromptView, fleet: FleetView) -> Plan:
     route = fleet.route(prompt.model)
     needs = prompt.needs
     attempts: list[Attempt] = []
+    full: list[Attempt] = []
+    free: float = 0
+    narrowed = False
     preferred = True
     for pool in (*pool_preference(prompt.key, route.pools), *route.fallback):
         if prompt.api == "kserve" and pool.spec.protocol != "triton":
+            narrowed = True
             continue
         stands_in, preferred = not preferred, False
-        serving = [e for e in pool.endpoints if e.phase in SERVING and (not needs or _can(e, needs))]
+        ready = [e for e in pool.endpoints if e.phase in SERVING]
+        serving = [e for e in ready if _can(e, needs)] if needs else ready
+        narrowed = narrowed or len(serving) < len(ready)
         if not serving:
             continue
         order = preference(prompt.key, serving)
         home = order[0]
         if prompt.pinned:
-            return Plan(route, (Attempt(home, pool, "affinity"),))
+            return Plan(route, (Attempt(home, pool, "affinity"),), room(home), narrowed=True)
         for endpoint in within_bounds(order):
-            stood_in = stands_in or attempts
-            reason: Reason = "fallback" if stood_in else "affinity" if endpoint is home else "spill"
-            attempts.append(Attempt(endpoint, pool, reason))
+            left, kept = endpoint.state.max_in_flight - endpoint.state.in_flight, full
+            if left > 0:
+                free, kept = free + left, attempts
+            reason: Reason = "fallback" if stands_in or kept else "affinity" if endpoint is home else "spill"
+            kept.append(Attempt(endpoint, pool, reason))
+    if full:
+        attempts += [Attempt(one.endpoint, one.pool, "fallback") for one in full] if attempts else full
     if not attempts:
         raise _refusal(route, prompt)
-    return Plan(route, tuple(attempts))
+    return Plan(route, tuple(attempts), free, narrowed)
+
+
+def room(endpoint: Endpoint) -> float:
+    """How many more requests an endpoint may have."""
+    return max(endpoint.state.max_in_flight - endpoint.state.in_flight, 0)
 
 
 def _can(endpoint: Endpoint, needs: frozenset[str]) -> bool:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from router.fleet import Endpoint, FleetView, Phase, Pool, Route
 from router.merge import SINGULAR, MergedFleet, merge
 from router.spec.documents import Document, Family, Source
-from router.spec.fleet import CapacityType, KeySpec, LimitSpec, Role
+from router.spec.fleet import CapacityType, KeySpec, LimitSpec, Priority, Role
 from router.spec.fleet import Protocol as EngineProtocol
 from router.state.follower import FleetStatus
 
@@ -120,6 +120,8 @@ class TenantRow(Struct, frozen=True, kw_only=True):
     isolated: bool = True
     limits: LimitSpec = LimitSpec()
     route_limits: dict[str, LimitSpec] = {}
+    priority: Priority = "standard"
+    weight: float = 1.0
     sources: tuple[Source, ...]
     problem: str | None = None
     """What is wrong with it, or with the documents about it."""
@@ -178,6 +180,8 @@ def tenant_rows(gateway: AdminView) -> list[TenantRow]:
                     isolated=spec.isolated,
                     limits=spec.limits,
                     route_limits=spec.route_limits,
+                    priority=spec.priority,
+                    weight=spec.weight,
                     sources=sources,
                     problem=_said_of(f"tenant {name}", problems),
                 )

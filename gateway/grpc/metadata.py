@@ -11,15 +11,17 @@ names it: as the answer's model.
 from typing import Any
 
 from gateway.access import AUTHORIZATION, KEY_HEADERS, Access
+from gateway.admission import POSITION_HEADER
 from gateway.oidc.callers import Caller, Pending
 from gateway.request_ids import is_request_id, new_request_id
 from gateway.upstream.base import Headers
 from gateway.upstream.triton.raw import Metadata
+from router.admission.standing import PREFER_HEADER, PRIORITY_HEADER
 
 REQUEST_ID = "x-request-id"
 _PASSED = ("traceparent", "tracestate")
 _WANTS_STATUS = ("triton_grpc_error", "true")
-_HEARD = frozenset({REQUEST_ID, *_PASSED, _WANTS_STATUS[0], *KEY_HEADERS})
+_HEARD = frozenset({REQUEST_ID, *_PASSED, _WANTS_STATUS[0], PRIORITY_HEADER, PREFER_HEADER, *KEY_HEADERS})
 
 
 class ClientMetadata:
@@ -33,6 +35,8 @@ class ClientMetadata:
         "context",
         "passed",
         "passed_stream",
+        "prefers",
+        "priority",
         "request_id",
         "wants_status",
     )
@@ -48,6 +52,9 @@ class ClientMetadata:
     """What goes on to the engine."""
     passed_stream: Headers
     """What goes on to the engine with a stream of one request."""
+    prefers: str | None
+    priority: str | None
+    """As `Standing.asking` takes them."""
     request_id: str
     """The client's id of the RPC, or one made for the log."""
     wants_status: bool
@@ -64,7 +71,9 @@ class ClientMetadata:
             self._echoed = self.passed = self.passed_stream = ()
             self.request_id = new_request_id()
             self.wants_status = False
+            self.priority = self.prefers = None
             return
+        self.priority, self.prefers = given.get(PRIORITY_HEADER), given.get(PREFER_HEADER)
         asked = given.get(REQUEST_ID, "")
         self._echoed = ((REQUEST_ID, asked),) if is_request_id(asked) else ()
         self.request_id = asked if self._echoed else new_request_id()
@@ -77,6 +86,9 @@ class ClientMetadata:
         if isinstance(self.caller, Pending):
             self.caller = await self.caller.settled()
 
-    def answer(self, endpoint: str) -> Metadata:
-        """What comes back with the answer."""
-        return (*self._echoed, ("x-headrace-endpoint", endpoint)) if self._exposes_routing else self._echoed
+    def answer(self, endpoint: str, position: int = 0) -> Metadata:
+        """What comes back with the answer; `position` is the request's in the queue, if it had to wait."""
+        if not self._exposes_routing:
+            return self._echoed
+        placed = (*self._echoed, ("x-headrace-endpoint", endpoint))
+        return (*placed, (POSITION_HEADER, str(position))) if position else placed

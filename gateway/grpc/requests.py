@@ -1,11 +1,14 @@
 """What unary calls and streams have in common: planning, trying endpoints, and counting what came of it."""
 
+import asyncio
 import itertools
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from gateway.access import Access
+from gateway.admission import Admission
 from gateway.dispatch import first_willing
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
@@ -19,8 +22,9 @@ from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.raw import SERVICE, RawTriton
 from router.admission.limits import TenantLimits
+from router.errors import unavailable
 from router.fleet import FleetView
-from router.plan import Attempt, Plan
+from router.plan import Attempt, Plan, plan
 from router.prompt import PromptView
 
 _Sent = TypeVar("_Sent")
@@ -37,6 +41,7 @@ class Requests:
         metrics: Metrics,
         overload: OverloadWatch,
         limiter: Limiter,
+        admission: Admission,
         *,
         exposes_routing: bool,
     ) -> None:
@@ -47,6 +52,7 @@ class Requests:
         self._metrics = metrics
         self._overload = overload
         self._limiter = limiter
+        self._admission = admission
         self._turns = itertools.count()
 
     def turn(self) -> int:
@@ -70,6 +76,32 @@ class Requests:
         if prompt.model in view.routes:
             exchange.tenant, exchange.route = view.tenant, prompt.model
             await self._limiter.reserve(exchange, limits, prompt)
+
+    def enter(
+        self,
+        exchange: Exchange,
+        decided: Plan,
+        prompt: PromptView,
+        metadata: ClientMetadata,
+        view: FleetView,
+        size: int,
+        *,
+        deadline: float = math.inf,
+        at: str = "",
+    ) -> asyncio.Future[Plan] | None:
+        """As `gateway.admission.Admission.enter`, for a request of `size` bytes, which may have to go to the endpoint
+        `at`."""
+
+        def again() -> Plan:
+            decided = plan(prompt, self.access.view(metadata.caller))
+            if at and not (decided := decided.only(lambda endpoint: endpoint.id == at)).attempts:
+                raise unavailable(f"Endpoint {at}, which the stream is on, takes no requests any more.")
+            return decided
+
+        standing = view.standing.asking(metadata.priority, metadata.prefers)
+        return self._admission.enter(
+            exchange, decided, again, standing, size=size, kept=size, answer=None, deadline=deadline
+        )
 
     def raw(self, attempt: Attempt) -> RawTriton:
         """The server of an attempt. Raises UpstreamError if it takes no requests any more."""

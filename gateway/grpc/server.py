@@ -21,6 +21,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from gateway.access import Access
+from gateway.admission import Admission
 from gateway.exchange import LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.grpc.requests import Requests
@@ -83,6 +84,7 @@ class GrpcFront:
         metrics: Metrics,
         overload: OverloadWatch,
         limiter: Limiter,
+        admission: Admission,
         serving: Callable[[], bool],
         *,
         exposes_routing: bool,
@@ -92,7 +94,7 @@ class GrpcFront:
         self._serving = serving
         self._server: Any = None
         self._requests = requests = Requests(
-            fleet, access, live, metrics, overload, limiter, exposes_routing=exposes_routing
+            fleet, access, live, metrics, overload, limiter, admission, exposes_routing=exposes_routing
         )
         unary = Unary(requests)
         bytes_in = grpc.unary_unary_rpc_method_handler

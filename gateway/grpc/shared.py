@@ -24,8 +24,9 @@ from gateway.grpc.turns import Turn
 from gateway.upstream.base import Failure, UpstreamError, closed
 from gateway.upstream.triton.cancels import seen
 from gateway.upstream.triton.raw import RawTriton
+from router.fleet import Route
 from router.kserve import Inference
-from router.plan import Attempt, Plan
+from router.plan import Attempt, Plan, room
 
 if TYPE_CHECKING:
     from gateway.grpc.stream import Session
@@ -84,6 +85,12 @@ class SharedStream:
     def endpoint(self) -> str:
         """The id of the endpoint it goes to, or went to last; empty before."""
         return self._attempt.endpoint.id if self._rpc is not None else ""
+
+    def plan(self, route: Route) -> Plan | None:
+        """The only place where its next request can go, as a plan; None before the first has got anywhere."""
+        if self._rpc is None:
+            return None
+        return Plan(route, (self._attempt,), room(self._attempt.endpoint), narrowed=True)
 
     async def ask(self, exchange: Exchange, message: bytes, found: Inference, turn: Turn) -> float:
         """Answer a request. Returns the loop time of its answer.

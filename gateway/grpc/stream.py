@@ -12,6 +12,10 @@ Errors are reported as Triton does: as an `error_message` with the request's id,
 that asked for statuses, as the status that ends the stream. Measured on 2.51, the latter holds only for what goes wrong
 in a model: a request that is refused before is answered with a message in either mode, so it is here.
 
+**Waiting for room.** A request for which every endpoint is full waits in its route's queue before it goes out. In a
+stream, what is answered in order goes out in order, so those behind it wait with it; nobody holds room while it waits
+for somebody before it who has none.
+
 **Tasks.** The handler only waits for the session's end, so it is the only one whom gRPC cancels when the client leaves.
 Requests and the reading of them are tasks that nobody cancels: leaving cancels the RPCs under them, in turn
 (`gateway.grpc.call`), and they end by that. A request is read only if fewer than `MAX_OPEN` are being answered, and a
@@ -41,7 +45,7 @@ from gateway.upstream.triton.raw import RawTriton
 from router.errors import ApiError
 from router.fleet import FleetView
 from router.kserve import Inference, MalformedError, read_infer
-from router.plan import Attempt, Plan
+from router.plan import Attempt, Plan, plan
 
 Ask = Callable[[Exchange, bytes, Inference, Turn], Awaitable[float]]
 """Answers a request; returns the loop time of its first message."""
@@ -194,7 +198,7 @@ class Session:
                         found = read_infer(message, stream=True, otherwise=requests.turn(), salt=fleet.salt)
                         if fleet.limits is not None:
                             await requests.reserve(found.prompt, exchange, fleet.limits, fleet)
-                        ask, in_turn = await self._way(exchange, found, fleet)
+                        ask, in_turn = await self._way(exchange, found, fleet, len(message))
                     finally:
                         if in_turn:
                             self._last_turn = turn = Turn(self._last_turn)
@@ -214,20 +218,34 @@ class Session:
                 self._slots.release()
                 requests.observe(exchange, status, first_write)
 
-    async def _way(self, exchange: Exchange, found: Inference, fleet: FleetView) -> tuple[Ask, bool]:
-        """How a request is to be answered, and whether in turn. Raises ApiError, UpstreamError."""
+    async def _way(self, exchange: Exchange, found: Inference, fleet: FleetView, size: int) -> tuple[Ask, bool]:
+        """How a request of `size` bytes is to be answered, and whether in turn. Raises ApiError, UpstreamError,
+        ClientGoneError."""
         model = found.prompt.model
         shared = self._shared.get(model)
         if shared is not None and not shared.broken and model in fleet.routes:
             exchange.route = shared.route
+            decided = shared.plan(fleet.routes[model]) or plan(found.prompt, fleet)
+            if (waiting := self._enter(exchange, decided, found, fleet, size, at=shared.endpoint)) is not None:
+                await waiting
             return partial(self._beside, shared), True
         decided = self.requests.plan(found.prompt, exchange, fleet)
         if await self._decoupled(decided):
-            return partial(self._alone, decided), False
+            return partial(self._alone, decided, self._enter(exchange, decided, found, fleet, size)), False
         if self.metadata.wants_status:
-            return partial(self._once, decided), True
+            return partial(self._once, None), True
+        if (waiting := self._enter(exchange, decided, found, fleet, size)) is not None:
+            decided = await waiting
         self._shared[model] = shared = SharedStream(self, decided)
         return shared.ask, True
+
+    def _enter(
+        self, exchange: Exchange, decided: Plan, found: Inference, fleet: FleetView, size: int, *, at: str = ""
+    ) -> asyncio.Future[Plan] | None:
+        """As `gateway.grpc.requests.Requests.enter`. Raises ClientGoneError, too."""
+        if self._left is not None:
+            raise ClientGoneError
+        return self.requests.enter(exchange, decided, found.prompt, self.metadata, fleet, size, at=at)
 
     async def _report(self, error: Exception | None, status: Status, found: Inference | None, turn: Turn) -> None:
         """Tell the client that a request failed."""
@@ -262,9 +280,19 @@ class Session:
         assert failure is not None
         raise failure
 
-    async def _alone(self, decided: Plan, exchange: Exchange, message: bytes, found: Inference, _: Turn) -> float:
-        """Answer a request to a decoupled model. Returns the loop time of the first message."""
+    async def _alone(
+        self,
+        decided: Plan,
+        waiting: asyncio.Future[Plan] | None,
+        exchange: Exchange,
+        message: bytes,
+        found: Inference,
+        _: Turn,
+    ) -> float:
+        """Answer a request to a decoupled model, which may be `waiting`. Returns the loop time of the first message."""
         requests = self.requests
+        if waiting is not None:
+            decided = await waiting
 
         async def send(attempt: Attempt, raw: RawTriton) -> tuple[Attempt, RawTriton, StreamCall, bytes | None]:
             renamed = message + wire.name_field(attempt.pool.spec.model)
@@ -322,9 +350,11 @@ class Session:
             attempts = attempts[:MAX_LOST]
         return Plan(decided.route, attempts) if attempts else None
 
-    async def _once(self, decided: Plan, exchange: Exchange, message: bytes, found: Inference, turn: Turn) -> float:
-        """Answer a request to a model that answers once, by a unary call when it is its turn. Returns the loop time of
-        the answer."""
+    async def _once(
+        self, decided: Plan | None, exchange: Exchange, message: bytes, found: Inference, turn: Turn
+    ) -> float:
+        """Answer a request to a model that answers once, by a unary call when it is its turn, for which it gets its
+        plan if it has none. Returns the loop time of the answer."""
 
         async def send(attempt: Attempt, raw: RawTriton) -> bytes:
             renamed = message + wire.name_field(attempt.pool.spec.model)
@@ -334,6 +364,11 @@ class Session:
             return await call.response()
 
         await turn.comes()
+        if decided is None:
+            fleet = self.requests.access.view(self.metadata.caller)
+            decided = self.requests.plan(found.prompt, exchange, fleet)
+            if (waiting := self._enter(exchange, decided, found, fleet, len(message))) is not None:
+                decided = await waiting
         try:
             answer = await self.requests.first_willing(exchange, decided, self.metadata.request_id, send)
         finally:

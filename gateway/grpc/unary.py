@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from grpc import StatusCode
@@ -74,6 +75,11 @@ class Unary:
                 if fleet.limits is not None:
                     await self._requests.reserve(found.prompt, exchange, fleet.limits, fleet)
                 decided = self._requests.plan(found.prompt, exchange, fleet)
+                deadline = inf if decided.free > 0 else self._deadline(context)
+                asked = found.prompt, metadata, fleet
+                waiting = self._requests.enter(exchange, decided, *asked, len(message), deadline=deadline)
+                if waiting is not None:
+                    decided = await waiting
                 answer = await self._ask(
                     "ModelInfer", message, decided, exchange, metadata, versioned=found.versioned, id_=found.id
                 )
@@ -90,6 +96,11 @@ class Unary:
             finally:
                 self._requests.observe(exchange, status)
             return await refuse(context, status, metadata, exchange)
+
+    def _deadline(self, context: Any) -> float:
+        """The loop time at which an RPC's own deadline passes."""
+        left: float | None = context.time_remaining()
+        return self._requests.live.now() + left if left is not None else inf
 
     def query(self, query: Query) -> Callable[[bytes, Any], Any]:
         """The handler of a question about a model: any replica of the route answers it."""
@@ -166,11 +177,12 @@ def _place(context: Any, metadata: ClientMetadata, exchange: Exchange) -> None:
     only in an operation of its own."""
     attempt = exchange.attempt
     assert attempt is not None
-    context.set_trailing_metadata(metadata.answer(attempt.endpoint.id))
+    context.set_trailing_metadata(metadata.answer(attempt.endpoint.id, exchange.position))
 
 
 async def refuse(context: Any, status: Status, metadata: ClientMetadata, exchange: Exchange) -> bytes:
     """End a call with a status. Raises always."""
     endpoint = exchange.attempt.endpoint.id if exchange.attempt is not None else NOBODY
-    await context.abort(status.code, status.details, trailing_metadata=metadata.answer(endpoint))
+    told = metadata.answer(endpoint, exchange.position)
+    await context.abort(status.code, status.details, trailing_metadata=told)
     raise AssertionError("abort raises")

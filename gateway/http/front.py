@@ -1,6 +1,7 @@
 """The OpenAI API: from an HTTP request to a dispatched plan.
 
-Each request goes one way through the corridor: find out whose it is, read the body, view the prompt, plan, dispatch.
+Each request goes one way through the corridor: find out whose it is, read the body, view the prompt, plan, wait if
+every endpoint is full, dispatch.
 Whatever is wrong on the way is raised and answered by the frame around it (`gateway.http.answering`), in OpenAI's error
 shape; once an answer has begun, the relay itself tells the client within the stream.
 """
@@ -11,6 +12,7 @@ from functools import partial
 import msgspec
 
 from gateway.access import Access
+from gateway.admission import Admission
 from gateway.dispatch import ClientRequest, OpenAnswer, open_answer, relay
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
@@ -31,8 +33,10 @@ from gateway.oidc.callers import Caller, Pending
 from gateway.overload import OverloadWatch
 from gateway.relay.accounting import Account
 from gateway.request_ids import is_request_id, new_request_id
+from router.admission.standing import PREFER_HEADER, PRIORITY_HEADER
 from router.errors import ApiError
 from router.fleet import FleetView, Route
+from router.plan import plan
 from router.prompt import Api, isolate, read_fields, read_prompt
 from router.timeouts import TIMEOUTS_HEADER, read_timeouts
 
@@ -56,6 +60,7 @@ class Front:
         overload: OverloadWatch,
         limiter: Limiter,
         addresses: ClientAddresses,
+        admission: Admission,
         body_limit: int,
         *,
         exposes_routing: bool,
@@ -67,10 +72,11 @@ class Front:
         self._overload = overload
         self._limiter = limiter
         self._addresses = addresses
+        self._admission = admission
         self._body_limit = body_limit
         self._exposes_routing = exposes_routing
         self._started = int(time.time())
-        self._kserve = KServeFront(fleet, access, live, metrics, limiter)
+        self._kserve = KServeFront(fleet, access, live, metrics, limiter, admission)
 
     async def handle(self, request: Request) -> ClientResponse:
         """Answer one request."""
@@ -125,7 +131,7 @@ class Front:
         exchange: Exchange,
         response: ClientResponse,
     ) -> OpenAnswer:
-        """Read, view, plan, and get an engine to answer. The body is let go of on return."""
+        """Read, view, plan, wait, and get an engine to answer. The body is let go of on return."""
         fields = read_fields(await self._read_body(request))
         headers = request.head.headers
         view = self._access.view(caller)
@@ -146,6 +152,18 @@ class Front:
             exchange.ping = partial(_ping, exchange, response)
             gaps = self._metrics.gaps.of((api, exchange.route))
         exchange.account = account = Account(shows_usage=prompt.include_usage, gaps=gaps)
+        size = request.body.size
+        waiting = self._admission.enter(
+            exchange,
+            decided,
+            lambda: plan(prompt, self._access.view(caller)),
+            view.standing.asking(headers.get(PRIORITY_HEADER), headers.get(PREFER_HEADER)),
+            size=size,
+            kept=size,
+            answer=prompt.completion_tokens,
+        )
+        if waiting is not None:
+            decided = await waiting
         asked = ClientRequest(prompt, fields, request_id, passed, authorization(headers), account)
         return await open_answer(exchange, decided, asked, self._fleet)
 

@@ -15,6 +15,7 @@ from importlib.metadata import version
 import msgspec
 
 from gateway.access import Access
+from gateway.admission import Admission
 from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.http.answering import Answering, refuse
@@ -32,6 +33,7 @@ from gateway.metrics import Metrics
 from gateway.oidc.callers import Caller
 from gateway.upstream.base import UpstreamError
 from gateway.upstream.collected import Collected
+from router.admission.standing import PREFER_HEADER, PRIORITY_HEADER
 from router.errors import ApiError, invalid
 from router.fleet import FleetView
 from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
@@ -80,13 +82,20 @@ class KServeFront:
     """Answers everything under `/v2`."""
 
     def __init__(
-        self, fleet: LiveFleet, access: Access, live: LiveExchanges, metrics: Metrics, limiter: Limiter
+        self,
+        fleet: LiveFleet,
+        access: Access,
+        live: LiveExchanges,
+        metrics: Metrics,
+        limiter: Limiter,
+        admission: Admission,
     ) -> None:
         self._fleet = fleet
         self._limiter = limiter
         self._access = access
         self._live = live
         self._metrics = metrics
+        self._admission = admission
         self._turns = itertools.count()
 
     async def handle(self, request: Request, request_id: str, caller: Caller, response: ClientResponse) -> None:
@@ -205,17 +214,28 @@ class KServeFront:
             if asked.operation == "ready":
                 raise _unknown(asked) from None
             raise
-        passed = tuple(passed_headers(request.head.headers, PASSED_REQUEST_HEADERS))
-        sending = Sending(
-            asked, request.head.method, request_id, passed, authorization(request.head.headers), start, body
-        )
+        headers = request.head.headers
+        if asked.operation in GENERATING:
+            waiting = self._admission.enter(
+                exchange,
+                decided,
+                lambda: _over_http(plan(prompt, self._access.view(caller))),
+                fleet.standing.asking(headers.get(PRIORITY_HEADER), headers.get(PREFER_HEADER)),
+                size=body.length or body.size,
+                kept=body.size,
+                answer=None,
+            )
+            if waiting is not None:
+                decided = await waiting
+        passed = tuple(passed_headers(headers, PASSED_REQUEST_HEADERS))
+        sending = Sending(asked, request.head.method, request_id, passed, authorization(headers), start, body)
         answer = await open_answer(exchange, decided, sending, self._fleet)
         body.drop()  # a client that sends all before it reads would never come to the answer
         head, endpoint = answer.head, answer.attempt.endpoint
         exchange.streamed = head.events
-        headers = tuple((name, value) for name, value in head.headers if name in PASSED_RESPONSE_HEADERS)
+        told = tuple((name, value) for name, value in head.headers if name in PASSED_RESPONSE_HEADERS)
         length = None if head.events else head.content_length  # an error may be added to events
-        response.start(head.status, (*headers, *placement(exchange)), length)
+        response.start(head.status, (*told, *placement(exchange)), length)
         if answer.error_body is not None:
             if answer.error_body:
                 response.write(answer.error_body)
@@ -259,12 +279,12 @@ def _opening(asked: ModelPath, request: Request, start: bytes) -> Opening:
 
 def _over_http(decided: Plan) -> Plan:
     """The plan without the endpoints that have no HTTP address. Raises a 400 ApiError if none has."""
-    attempts = tuple(attempt for attempt in decided.attempts if reachable(attempt.endpoint, "http"))
-    if not attempts:
+    decided = decided.only(lambda endpoint: reachable(endpoint, "http"))
+    if not decided.attempts:
         raise invalid(
             f"No ready endpoint of {decided.route.name!r} has an `http` address in the fleet: call it over gRPC."
         )
-    return Plan(decided.route, attempts)
+    return decided
 
 
 def _unknown(asked: ModelPath) -> ApiError:

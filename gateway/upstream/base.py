@@ -188,6 +188,8 @@ class ProbeReport:
     capabilities: frozenset[str] | None = None
     """As `EndpointState.capabilities`."""
     kv_block_tokens: int | None = None
+    slots: int | None = None
+    """How many requests it works on at a time; None if it does not say."""
     models: tuple[msgspec.Raw, ...] = ()
     """The entries of the engine's own model list, for `/v1/models`."""
 

@@ -16,6 +16,7 @@ is an error. A 500 that is the client's fault is passed on as a 400, because cli
 import asyncio
 import re
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
@@ -70,6 +71,7 @@ class OpenAIEngine:
         self._models_read = float("-inf")
         self._own = own
         self._llama_cpp = False
+        self._slots: int | None = None
 
     def _start(self, path: str) -> bytes:
         """What the head of every request to `path` begins with."""
@@ -108,11 +110,12 @@ class OpenAIEngine:
             now = asyncio.get_running_loop().time()
             if now - self._models_read > MODELS_EVERY_S:
                 self._models = await self._list_models(connect)
+                self._slots = await self._count_slots(connect) if self._llama_cpp else None
                 self._models_read = now
         except UpstreamError:
             self._models_read = float("-inf")
             raise
-        return ProbeReport(ready=True, detail="ready", models=self._models)
+        return ProbeReport(ready=True, detail="ready", slots=self._slots, models=self._models)
 
     async def _list_models(self, connect: float) -> tuple[msgspec.Raw, ...]:
         status, body = await get(self._pool, "/v1/models", connect, self._own())
@@ -125,6 +128,16 @@ class OpenAIEngine:
         models = tuple(raw for raw in entries if _is_sound(raw))
         self._llama_cpp = any(msgspec.json.decode(raw, type=_Model).owned_by == _LLAMA_CPP for raw in models)
         return models
+
+    async def _count_slots(self, connect: float) -> int | None:
+        """How many requests llama.cpp works on at a time."""
+        status, body = await get(self._pool, "/props", connect, self._own())
+        if status != 200:
+            return None
+        try:
+            return msgspec.json.decode(body, type=_Props).total_slots or None
+        except (msgspec.MsgspecError, RecursionError):
+            return None
 
     async def close(self) -> None:
         self._pool.close()
@@ -183,6 +196,10 @@ class OpenAICall(HttpCall):
 
 class _ModelList(msgspec.Struct):
     data: list[msgspec.Raw]
+
+
+class _Props(msgspec.Struct):
+    total_slots: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class _Model(msgspec.Struct):

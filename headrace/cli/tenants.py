@@ -24,7 +24,7 @@ from headrace.cli.table import print_table
 
 tenants_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="Those who may call, and what for.", **PLAIN)
 
-HEADINGS = ("NAME", "KEYS", "ROUTES", "ISOLATED", "LIMITS", "FROM", "PROBLEM")
+HEADINGS = ("NAME", "KEYS", "ROUTES", "ISOLATED", "PRIORITY", "WEIGHT", "LIMITS", "FROM", "PROBLEM")
 _LIMITS = {
     "requests_per_minute": "requests/min",
     "prompt_tokens_per_minute": "prompt tokens/min",
@@ -69,6 +69,12 @@ def set_tenant(
     route_limits: Annotated[
         str | None, typer.Option(metavar="LIMITS", help="Its limits by route: {ROUTE: LIMITS}; default: none.")
     ] = None,
+    priority: Annotated[
+        str, typer.Option(metavar="CLASS", help="Its class where requests wait: interactive, standard or batch.")
+    ] = "standard",
+    weight: Annotated[
+        float, typer.Option(help="Its share of tokens beside others of its class, where they wait.")
+    ] = 1.0,
     admin: AdminOption = DEFAULT_ADMIN,
     admin_token: TokenOption = None,
 ) -> None:
@@ -86,6 +92,8 @@ def set_tenant(
         "isolated": isolated,
         "limits": _mapping("--limits", limits),
         "route_limits": _mapping("--route-limits", route_limits),
+        "priority": priority,
+        "weight": weight,
     }
     AdminClient(admin, admin_token).put(f"{TENANTS}/{escaped(name)}", body)
     may = f"may call {', '.join(route)}" if route else "may call every route"
@@ -128,6 +136,7 @@ def _mapping(option: str, text: str | None) -> object:
 def _cells(row: dict[str, Any]) -> list[Text]:
     keys = [_shown(key) for key in row["keys"]]
     texts = [row["name"], ", ".join(keys) or "-", ", ".join(row["routes"]) or "all", "yes" if row["isolated"] else "no"]
+    texts += [row["priority"], f"{row['weight']:g}"]
     limits = [_limits(row["limits"])] + [f"{name}: {_limits(said)}" for name, said in row["route_limits"].items()]
     texts.append("; ".join(filter(None, limits)) or "-")
     return [Text(text) for text in (*texts, ",".join(row["sources"]), row["problem"] or "-")]

@@ -41,6 +41,8 @@ class Start(Struct, tag=True, frozen=True, kw_only=True):
     content_hash: str
     http: list[int]
     """File descriptors of the sockets bound to `gateway.http`."""
+    workers: int
+    """How many there are."""
     log_level: LogLevel
     log_format: LogFormat
 
@@ -67,6 +69,8 @@ class Report(Struct, tag=True, frozen=True, kw_only=True):
     live_requests: int
     redis_connected: bool | None
     endpoints: dict[str, EndpointReport]
+    queues: dict[str, tuple[int, int]]
+    """By route: how many requests wait, and how many bytes of theirs."""
     rows: dict[str, Rows]
     """Its counters and histograms, whole."""
     degraded: list[str]

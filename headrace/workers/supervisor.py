@@ -58,7 +58,7 @@ class Supervisor:
         self.registry = CollectorRegistry()
         for collector in (
             self._totals,
-            FleetCollector(lambda: self.fleet, self._live_requests, self._redis_connected),
+            FleetCollector(lambda: self.fleet, self._live_requests, self._redis_connected, self._queues),
             Processes(lambda: [slot.pid for slot in self._slots if slot.pid is not None]),
             WorkerCounts(count, lambda: self.workers.serving, lambda: sum(slot.restarts for slot in self._slots)),
         ):
@@ -112,6 +112,7 @@ class Supervisor:
             documents=msgspec.json.encode(self.state.documents),
             content_hash=self._loaded.content_hash,
             http=http,
+            workers=self._count,
             log_level=self._loaded.settings.log_level,
             log_format=self._loaded.settings.log_format,
         )
@@ -163,6 +164,14 @@ class Supervisor:
 
     def _live_requests(self) -> int:
         return sum(report.live_requests for report in self._reports())
+
+    def _queues(self) -> dict[str, tuple[int, int]]:
+        added: dict[str, tuple[int, int]] = {}
+        for report in self._reports():
+            for route, (requests, size) in report.queues.items():
+                before = added.get(route, (0, 0))
+                added[route] = before[0] + requests, before[1] + size
+        return added
 
     def _redis_connected(self) -> bool | None:
         status = self.state.status

@@ -44,7 +44,9 @@ async def _work(end: socket.socket) -> int:
         return 1
     configure_logging(start.log_level, start.log_format, start.number)
     inherited = Inherited(
-        [_inherited(one) for one in start.http], msgspec.json.decode(start.documents, type=list[Document])
+        [_inherited(one) for one in start.http],
+        msgspec.json.decode(start.documents, type=list[Document]),
+        start.workers,
     )
     gateway = Gateway(start.spec, start.content_hash, None, inherited)
     stop = Stop()
@@ -95,6 +97,7 @@ def _report(gateway: Gateway) -> Report:
             )
             for endpoint in gateway.fleet.endpoints.values()
         },
+        queues=gateway.queues(),
         rows=gateway.rows(),
         degraded=gateway.degraded(),
     )

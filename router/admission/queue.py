@@ -63,6 +63,8 @@ class RouteQueue:
         self._numbers = 0
         self._slots = 0
         self._service_s = FIRST_SERVICE_S
+        self._span = FIRST_SERVICE_S * USAGE_SERVICE_TIMES
+        """What averages are over, in seconds."""
         self._measured = False
 
     @property
@@ -138,6 +140,7 @@ class RouteQueue:
             held = now - ticket.since
             self._service_s += (held - self._service_s) * (_NEWEST_SERVICE if self._measured else 1.0)
             self._measured = True
+            self._span = max(self._service_s, 1e-3) * USAGE_SERVICE_TIMES
             if tokens is not None:
                 cls.correct(ticket.flow, token_cost(*tokens) - ticket.cost)
             cls.leave_if_quiet(ticket.flow, now, self._span)
@@ -160,10 +163,6 @@ class RouteQueue:
         half as long again, so that those refused together do not come back together."""
         wait = max(self._wait(self.waiting + 1), 1.0)
         return min(math.ceil(wait * (1 + jitter / 2)), RETRY_AFTER_MAX_S)
-
-    @property
-    def _span(self) -> float:
-        return max(self._service_s, 1e-3) * USAGE_SERVICE_TIMES
 
     def _wait(self, position: int) -> float:
         """How long the request at `position` will wait; 0 while nothing is known."""

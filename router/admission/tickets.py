@@ -7,7 +7,8 @@ from typing import Final, Literal
 
 import msgspec
 
-Priority = Literal["interactive", "standard", "batch"]
+from router.spec.fleet import Priority
+
 PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "standard", "batch")
 
 Reason = Literal["if_available", "queue_full", "tenant_share", "too_large", "displaced", "deadline"]

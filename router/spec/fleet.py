@@ -34,6 +34,7 @@ from router.spec.units import (
 Protocol = Literal["openai", "triton"]
 Role = Literal["prefill", "decode", "both"]
 CapacityType = Literal["on-demand", "spot"]
+Priority = Literal["interactive", "standard", "batch"]
 
 Transport = Literal["grpc", "http"]
 
@@ -188,6 +189,9 @@ class PoolSpec(Spec, frozen=True, kw_only=True):
     stream for dead. Before the first token, it also sends the head of the answer, and errors become events."""
     probe: ProbeSpec = field(default_factory=ProbeSpec)
     outlier: OutlierSpec = field(default_factory=OutlierSpec)
+    max_in_flight: PositiveInt | Literal["off"] | None = None
+    """Requests that a gateway has at an endpoint at most; more wait in their route's queue. By default what the engine
+    says it works on at a time, and 64 where it does not say; `off` for no limit and no queue."""
     kv_block_tokens: PositiveInt | None = None
     """Tokens in one of the engine's KV blocks, where the engine's metrics do not say."""
 
@@ -259,6 +263,11 @@ class TenantSpec(Spec, frozen=True, kw_only=True):
     """Limits of all its requests together. Gateways that share a Redis share them."""
     route_limits: dict[Name, LimitSpec] = field(default_factory=dict)
     """Limits of its requests to single routes, which hold besides."""
+    priority: Priority = "standard"
+    """The class of the tenant's requests where they have to wait: `interactive` goes before `standard`, `batch` last. A
+    request may ask for a lower one (header `x-headrace-priority`)."""
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    """The tenant's share of tokens beside others of its class, where they have to wait."""
 
 
 class RedisSpec(Spec, frozen=True, kw_only=True):
@@ -305,8 +314,8 @@ class AuthSpec(Spec, frozen=True, kw_only=True):
 
 
 class OverloadSpec(Spec, frozen=True, kw_only=True):
-    """The use of its resources at which a gateway process refuses new requests. From 80 % of that, of memory and files,
-    it keeps no connection after its answer."""
+    """The use of its resources at which a gateway process refuses new requests. From 80 % of that, it refuses those of
+    class `batch`, and, of memory and files, keeps no connection after its answer."""
 
     loop_lag: DurationOrOff = "500ms"
     """How late its event loop is."""
@@ -314,6 +323,9 @@ class OverloadSpec(Spec, frozen=True, kw_only=True):
     """Of the container's limit, or of the machine's memory where there is none."""
     files: PercentOrOff = "95%"
     """Of the files that the process may open."""
+    cpu: PercentOrOff = "98%"
+    """Of a core, which is all that the event loop can use. When it does, requests of class `batch` are refused, and no
+    others."""
 
 
 class TracingSpec(Spec, frozen=True, kw_only=True):

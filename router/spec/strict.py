@@ -203,7 +203,8 @@ class _Walk:
         self.places[path] = place
         if isinstance(type_, inspect.UnionType) and kind_of(node) == "null":
             return None
-        type_ = only_type(type_, mapping=kind_of(node) == "map")
+        kind = kind_of(node)
+        type_ = only_type(type_, mapping=kind == "map", number=kind in ("int", "float"))
         match type_, node:
             case inspect.StructType(), yaml.MappingNode() if kind_of(node) == "map":
                 return self.struct(node, type_, path, place)

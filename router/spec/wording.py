@@ -25,13 +25,14 @@ def pattern_of(annotation: object) -> str | None:
     return type_.pattern if isinstance(type_, inspect.StrType) else None
 
 
-def only_type(type_: inspect.Type, *, mapping: bool = False) -> inspect.Type:
+def only_type(type_: inspect.Type, *, mapping: bool = False, number: bool = False) -> inspect.Type:
     """The type itself, without its description and without the None that may stand in its place. Of a choice between
-    words and a mapping, it is the one of a `mapping` or the other."""
+    words and something else, it is the other if that is a `mapping` or a `number`, as what was written is."""
     if isinstance(type_, inspect.UnionType):
         types = [one for one in type_.types if not isinstance(one, inspect.NoneType)]
         if len(types) > 1:
-            types = [one for one in types if isinstance(one, inspect.StructType) == mapping]
+            other = inspect.StructType if mapping else inspect.IntType if number else inspect.LiteralType
+            types = [one for one in types if isinstance(one, other)] or types[:1]
         (type_,) = types
     return type_.type if isinstance(type_, inspect.Metadata) else type_
 

@@ -115,6 +115,7 @@ async def kept_slot(engine: ScriptedEngine) -> AsyncIterator[slot.Slot]:
         http = [sockets.enter_context(one).fileno() for one in bind("http", "127.0.0.1:0")]
         spec = one_pool(engine.endpoint())
         start = Start(
+            workers=1,
             number=1,
             spec=spec,
             documents=msgspec.json.encode(file_documents(spec, content_hash="h")),

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from router.admission.queue import Bounds, RouteQueue
-from router.admission.tickets import Arrival, Priority, Refusal, State, Ticket
+from router.admission.tickets import Arrival, Refusal, State, Ticket
+from router.spec.fleet import Priority
 
 SLOTS = 8
 SERVICE_S = 1.0

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from router.admission.flows import MAX_IDLE
 from router.admission.heap import Heap
 from router.admission.queue import MAX_PASSED_OVER, RETRY_AFTER_MAX_S, Bounds, RouteQueue
-from router.admission.tickets import PRIORITIES, Arrival, Priority, Refusal, State, Ticket
+from router.admission.tickets import PRIORITIES, Arrival, Refusal, State, Ticket
+from router.spec.fleet import Priority
 
 ROOMY = Bounds()
 

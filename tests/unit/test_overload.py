@@ -19,20 +19,34 @@ def test_the_worst_resource_decides_at_once() -> None:
 
 def test_a_loop_that_lags_costs_nobody_a_connection() -> None:
     overload = Overload()
-    assert overload.update({"loop": 0.99}, 0) is None
-    overload.update({"loop": 1.0}, 1)
-    assert overload.stage is Stage.REFUSE
+    stages = []
+    for pressure in (0.99, 1.0):
+        overload.update({"loop": pressure}, 0)
+        stages.append(overload.stage)
+    assert stages == [Stage.SHED_BATCH, Stage.REFUSE]
+
+
+def test_a_core_in_full_use_costs_batch_work_only() -> None:
+    overload = Overload()
+    stages = []
+    for second, pressure in enumerate([0.99, 1.5, *[0.95] * 20, *[0.85] * 20]):
+        overload.update({"cpu": pressure}, second)
+        stages.append(overload.stage)
+    calm = int(CALM_S)
+    assert stages == [Stage.NORMAL, *[Stage.SHED_BATCH] * (21 + calm), *[Stage.NORMAL] * (20 - calm)]
 
 
 def test_a_stage_is_left_after_a_while_of_calm_one_at_a_time() -> None:
     overload = Overload()
     overload.update({"memory": 1.0}, 0)
     stages = []
-    for second in range(1, 20):
+    for second in range(1, 24):
         overload.update({"memory": 0.5}, second)
         stages.append(overload.stage)
     calm = int(CALM_S)
-    assert stages[: 2 * calm + 6] == [Stage.REFUSE] * calm + [Stage.STOP_KEEP_ALIVE] * calm + [Stage.NORMAL] * 6
+    assert stages[: 3 * calm + 4] == [
+        *[Stage.REFUSE] * calm, *[Stage.STOP_KEEP_ALIVE] * calm, *[Stage.SHED_BATCH] * calm, *[Stage.NORMAL] * 4,
+    ]  # fmt: skip
 
 
 def test_what_is_told_of_a_stage_that_is_left_is_the_greatest_pressure() -> None:

@@ -209,3 +209,54 @@ def test_an_endpoint_that_never_answered_is_starting_not_unhealthy() -> None:
     state = EndpointState()
     health.probe_failed(state, "refused", refused=True, limit=3)
     assert (state.phase, state.detail) == ("starting", "refused")
+
+
+class TestFullEndpoints:
+    def view(self, sizes: dict[str, int], routes: dict[str, RouteSpec], in_flight: dict[str, int]) -> FleetView:
+        view = fleet(sizes, routes)
+        for endpoint in view.endpoints.values():
+            endpoint.state.max_in_flight = 4
+            endpoint.state.in_flight = in_flight.get(endpoint.id, 0)
+        return view
+
+    @given(KEYS, st.lists(st.integers(0, 6), min_size=1, max_size=8))
+    def test_a_full_endpoint_gets_nothing_while_another_has_room(self, key: int, loads: list[int]) -> None:
+        in_flight = {f"p-{n}": load for n, load in enumerate(loads)}
+        decided = plan(request(key=key), self.view({"p": len(loads)}, {"m": RouteSpec(pool="p")}, in_flight))
+        full = [attempt.endpoint.state.in_flight >= 4 for attempt in decided.attempts]
+        assert full == sorted(full)
+        assert len(full) == len(loads)
+        assert decided.free == sum(max(4 - load, 0) for load in loads)
+
+    @given(KEYS)
+    def test_a_fallback_with_room_goes_before_a_full_pool(self, key: int) -> None:
+        routes = {"m": RouteSpec(pool="p", fallback=["q"])}
+        decided = plan(request(key=key), self.view({"p": 2, "q": 1}, routes, {"p-0": 4, "p-1": 4, "q-0": 3}))
+        assert [attempt.endpoint.pool for attempt in decided.attempts] == ["q", "p", "p"]
+        assert {attempt.reason for attempt in decided.attempts} == {"fallback"}
+        assert decided.free == 1
+
+    def test_who_stands_in_for_a_full_home_is_no_fallback(self) -> None:
+        view = self.view({"p": 2}, {"m": RouteSpec(pool="p")}, {})
+        home = plan(request(), view).attempts[0].endpoint
+        home.state.in_flight = 4
+        first, second = plan(request(), view).attempts
+        assert (first.reason, second.reason, second.endpoint) == ("spill", "fallback", home)
+
+    def test_where_nobody_has_room_the_order_is_as_ever(self) -> None:
+        view = self.view({"p": 3}, {"m": RouteSpec(pool="p")}, {})
+        order = [attempt.endpoint.id for attempt in plan(request(), view).attempts]
+        for endpoint in view.endpoints.values():
+            endpoint.state.in_flight = 4
+        decided = plan(request(), view)
+        assert ([attempt.endpoint.id for attempt in decided.attempts], decided.free) == (order, 0)
+        assert decided.attempts[0].reason == "affinity"
+
+    def test_a_plan_says_whether_others_could_go_elsewhere(self) -> None:
+        view = self.view({"p": 2}, {"m": RouteSpec(pool="p")}, {})
+        assert not plan(request(needs=frozenset({"x"})), view).narrowed
+        view.endpoints["p-0"].state.capabilities = frozenset()
+        assert not plan(request(), view).narrowed
+        decided = plan(request(needs=frozenset({"x"})), view)
+        assert (decided.narrowed, decided.free, len(decided.attempts)) == (True, 4, 1)
+        assert plan(request(), view).only(lambda endpoint: endpoint.id == "p-0").narrowed

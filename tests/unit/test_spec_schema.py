@@ -215,6 +215,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 ping=durations_or_off,
                 probe=struct(ProbeSpec, interval=durations, timeout=durations, failures=positive),
                 outlier=outliers(),
+                max_in_flight=st.none() | st.just("off") | positive,
                 kv_block_tokens=st.none() | positive,
             )
         )
@@ -243,6 +244,8 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 isolated=st.booleans(),
                 limits=limits(),
                 route_limits=st.dictionaries(names, limits(), max_size=2),
+                priority=st.sampled_from(["interactive", "standard", "batch"]),
+                weight=st.floats(1e-3, 1e3),
             )
         )
     spec: FleetSpec = draw(
@@ -283,6 +286,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                     loop_lag=durations_or_off,
                     memory=percents | st.just("off"),
                     files=percents | st.just("off"),
+                    cpu=percents | st.just("off"),
                 ),
                 retry=struct(RetrySpec, budget=percents | st.just("off"), min_per_second=st.integers(0, 1000)),
             ),
@@ -309,7 +313,7 @@ def written(value: object, flow: bool) -> str:
 
 def slots(value: object, type_: inspect.Type, path: Path_ = ()) -> Iterator[tuple[Path_, inspect.Type, object]]:
     """Every value in a plain fleet with its path and type."""
-    type_ = only_type(type_, mapping=isinstance(value, dict))
+    type_ = only_type(type_, mapping=isinstance(value, dict), number=isinstance(value, int))
     yield path, type_, value
     if isinstance(type_, inspect.StructType) and isinstance(value, dict):
         for field in type_.fields:
@@ -383,7 +387,10 @@ def test_a_value_of_the_wrong_type_is_refused_by_reader_and_schema(spec: FleetSp
         if path and value is not None
     ]
     path, type_ = data.draw(st.sampled_from(places))
-    marker = data.draw(st.sampled_from(WRONG[type(type_)]))
+    wrong = WRONG[type(type_)]
+    if path[-1] == "max_in_flight":  # a word or a number
+        wrong = [one for one in wrong if one != 17]
+    marker = data.draw(st.sampled_from(wrong))
     at(mutated, path[:-1])[path[-1]] = marker
 
     text = written(mutated, flow=False)
@@ -401,8 +408,11 @@ def test_the_reader_knows_every_kind_of_type_a_fleet_is_made_of() -> None:
             yield from kinds(type_.type)
         elif isinstance(type_, inspect.UnionType):
             others = [one for one in type_.types if not isinstance(one, inspect.NoneType)]
-            mappings = sum(isinstance(one, inspect.StructType) for one in others)
-            assert (len(others) == 1) or (len(others), mappings) == (2, 1), "the reader decides by one type"
+            words = sum(isinstance(one, inspect.LiteralType) for one in others)
+            kinds_of_others = (inspect.StructType, inspect.IntType, inspect.LiteralType)
+            plain = [one.type if isinstance(one, inspect.Metadata) else one for one in others]
+            decided = len(others) == 2 and words == 1 and all(isinstance(one, kinds_of_others) for one in plain)
+            assert len(others) == 1 or decided, "the reader decides by one type"
             for other in others:
                 yield from kinds(other)
         else:

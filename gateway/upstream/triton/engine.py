@@ -45,6 +45,9 @@ _TOKENS_PER_BLOCK = re.compile(
     rb'^nv_trt_llm_kv_cache_block_metrics\{[^}\n]*kv_cache_block_type="tokens_per"[^}\n]*\}[ \t]+([0-9.eE+]+)',
     re.MULTILINE,
 )
+_MOST_REQUESTS = re.compile(
+    rb'^nv_trt_llm_request_metrics\{[^}\n]*request_type="max"[^}\n]*\}[ \t]+([0-9.eE+]+)', re.MULTILINE
+)
 
 
 class TritonEngine:
@@ -62,6 +65,7 @@ class TritonEngine:
         self._contract: Contract | None = None
         self._contract_current = False
         self._kv_block_tokens: int | None = None
+        self._slots: int | None = None
         self.vitals = Vitals(endpoint.id, asyncio.get_running_loop().time)
         """Whether the model is alive; whoever sends it requests has them listened to."""
         self._canceller = Canceller()
@@ -173,17 +177,20 @@ class TritonEngine:
             detail=detail,
             capabilities=capabilities,
             kv_block_tokens=self._kv_block_tokens,
+            slots=self._slots,
             models=(msgspec.Raw(msgspec.json.encode(entry)),),
         )
 
     async def _learn(self, model: str) -> Contract:
-        """Read the model's contract and the size of a KV block."""
+        """Read the model's contract, the size of a KV block and how many requests the engine takes."""
         described = await self._control.describe(model)
         self._canceller.learn_version(described.server_version)
         contract = detect(described.metadata, described.config)
         await self._learn_stop(contract, described.config)
         if self._endpoint.spec.metrics is not None:
-            self._kv_block_tokens = await _scrape_block_tokens(self._endpoint.spec.metrics)
+            page = await _scrape(self._endpoint.spec.metrics)
+            self._kv_block_tokens = _number(_TOKENS_PER_BLOCK, page)
+            self._slots = _number(_MOST_REQUESTS, page)
         self._contract, self._contract_current = contract, True
         self._decoder = EventDecoder(contract)
         return contract
@@ -225,8 +232,8 @@ def _model_died(model: str) -> str:
     return f"the process of model {model!r} has died: unload and load the model"
 
 
-async def _scrape_block_tokens(url: str) -> int | None:
-    """`tokens_per` of TensorRT-LLM's KV block metrics, None if they cannot be had: usage then has less to tell."""
+async def _scrape(url: str) -> bytes:
+    """An engine's metrics; empty if they cannot be had: less is then known of the engine."""
     try:
         timeout = aiohttp.ClientTimeout(total=_METRICS_TIMEOUT)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
@@ -236,8 +243,13 @@ async def _scrape_block_tokens(url: str) -> int | None:
                 if len(page) > _METRICS_LIMIT:
                     break
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        return None
-    found = _TOKENS_PER_BLOCK.search(page)
+        return b""
+    return bytes(page)
+
+
+def _number(metric: re.Pattern[bytes], page: bytes) -> int | None:
+    """The value of a metric, None if it is not there or nothing."""
+    found = metric.search(page)
     try:
         return int(float(found[1])) or None if found else None
     except (ValueError, OverflowError):

@@ -68,7 +68,12 @@ def fleet_spec(ports: Ports) -> FleetSpec:
     return FleetSpec(
         fleet="bench",
         pools={
-            route: PoolSpec(protocol="triton", model=model, endpoints=[EndpointSpec(id=f"{route}-1", grpc=engine)])
+            route: PoolSpec(
+                protocol="triton",
+                model=model,
+                endpoints=[EndpointSpec(id=f"{route}-1", grpc=engine)],
+                max_in_flight="off",
+            )
             for route, model in MODEL_OF_ROUTE.items()
         },
         routes={route: RouteSpec(pool=route) for route in MODEL_OF_ROUTE},

@@ -83,14 +83,23 @@ def fleet_spec(engines: Engines, port: int, admin: int, *, grpc_engine: bool) ->
     """A pool and a route for each way to an engine."""
     http = f"http://{LOOPBACK}:{engines.http}"
     pools = {
-        MODEL: PoolSpec(protocol="openai", model=MODEL, endpoints=[EndpointSpec(id="openai-1", http=http)]),
+        MODEL: PoolSpec(
+            protocol="openai",
+            model=MODEL,
+            endpoints=[EndpointSpec(id="openai-1", http=http)],
+            max_in_flight="off",
+        ),
         TRITON_HTTP: PoolSpec(
-            protocol="triton", transport="http", model="llmapi", endpoints=[EndpointSpec(id="triton-http-1", http=http)]
+            protocol="triton",
+            transport="http",
+            model="llmapi",
+            endpoints=[EndpointSpec(id="triton-http-1", http=http)],
+            max_in_flight="off",
         ),
     }
     if grpc_engine:
         endpoint = EndpointSpec(id="triton-grpc-1", grpc=f"{LOOPBACK}:{engines.grpc}")
-        pools[TRITON_GRPC] = PoolSpec(protocol="triton", model=GRPC_MODEL, endpoints=[endpoint])
+        pools[TRITON_GRPC] = PoolSpec(protocol="triton", model=GRPC_MODEL, endpoints=[endpoint], max_in_flight="off")
     return FleetSpec(
         fleet="bench",
         pools=pools,
