@@ -183,6 +183,8 @@ class ScriptedEngine:
     script: Script
     healthy: bool = True
     models: bytes = b'{"data":[]}'
+    props: bytes = b"{}"
+    """What llama.cpp says of itself."""
     port: int = 0
     requests: list[EngineConnection] = field(default_factory=list)
     probed_with: set[str | None] = field(default_factory=set)
@@ -219,9 +221,10 @@ class ScriptedEngine:
                     self.probed_with.add(connection.headers.get("authorization"))
                     status = "200 OK" if self.healthy else "503 Service Unavailable"
                     await connection.head("content-length: 0", status=status)
-                elif connection.path == "/v1/models":
-                    await connection.head(f"content-length: {len(self.models)}")
-                    await connection.send(self.models)
+                elif connection.path in ("/v1/models", "/props"):
+                    body = self.models if connection.path == "/v1/models" else self.props
+                    await connection.head(f"content-length: {len(body)}")
+                    await connection.send(body)
                 else:
                     self.requests.append(connection)
                     await self.script(connection)

@@ -287,13 +287,7 @@ async def test_the_limit_is_what_llama_cpp_says_of_itself(
     client: aiohttp.ClientSession, owner: str, props: bytes, limit: int
 ) -> None:
     models = json.dumps({"data": [{"id": "engine-model", "owned_by": owner}]}).encode()
-
-    async def script(connection: EngineConnection) -> None:
-        assert connection.path == "/props"
-        await connection.head(f"content-length: {len(props)}")
-        await connection.send(props)
-
-    async with ScriptedEngine(script, models=models) as engine:
+    async with ScriptedEngine(Gate(), models=models, props=props) as engine:
         async with running_gateway(one_pool(engine.endpoint())) as running:
             assert running.gateway.fleet.endpoints["engine"].state.max_in_flight == limit
 
