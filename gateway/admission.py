@@ -28,6 +28,7 @@ from gateway.exchange import Exchange, LiveExchanges
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
 from gateway.upstream.base import UpstreamError, closed
+from router.admission.estimate import BYTES_PER_TOKEN, COMPLETION_TOKENS
 from router.admission.queue import Bounds, RouteQueue
 from router.admission.standing import Standing
 from router.admission.tickets import Arrival, Reason, Refusal, State, Ticket
@@ -37,13 +38,9 @@ from router.plan import Plan
 POSITION_HEADER: Final = "x-headrace-queue-position"
 """Of a request that had to wait: its place in the queue when it came."""
 BOUNDS = Bounds()
-BYTES_PER_TOKEN = 4
-"""Of a request's body, to guess how long its prompt is. What the guess misses by is made up for by the usage that the
-engine reports."""
-ANSWER_TOKENS = 256
-"""How long an answer is taken to be that does not say."""
 MOST_TOKENS = 128 * 1024
-"""No guess is higher: what it says of a request counts for more than others if nobody corrects it."""
+"""No request is taken to cost more of either kind, as long as its engine has not said so: what it costs stands in the
+averages by which all are judged."""
 _OFFER_EVERY_S = 1.0
 _IDLE_S = 60.0
 """A line that nobody has used for so long is forgotten, and what it knew of its tenants with it."""
@@ -161,7 +158,7 @@ class Admission:
         arrival = Arrival(
             standing.tenant,
             min(size / BYTES_PER_TOKEN, MOST_TOKENS),
-            ANSWER_TOKENS if answer is None else min(max(answer, 0), MOST_TOKENS),
+            COMPLETION_TOKENS if answer is None else min(max(answer, 0), MOST_TOKENS),
             standing.priority,
             standing.weight,
             kept,
