@@ -42,6 +42,7 @@ def fronts_spec(models: tuple[str, ...], idle: str = "60s", **servers: TritonMod
             ],
             probe=FAST_PROBES,
             timeouts=TimeoutSpec(idle=idle),
+            max_in_flight="off",  # as Triton has it
         )
         for model in models
     }
