@@ -483,7 +483,8 @@ async def test_a_tenant_is_set_listed_and_removed_with_its_keys_as_hashes_only(g
     key = f"{{sha256: '{first}', name: ci, expires: 2027-01-31}}"
     limits = ["--limits", "{requests_per_minute: 60, streams: 4}", "--route-limits", "{r: {streams: 2}}"]
     keys = ["--key", key, "--key", second]
-    result = await headrace(gateway, "tenants", "set", "org/search", *keys, "--route", "r", *limits)
+    waits = ["--priority", "batch", "--weight", "2"]
+    result = await headrace(gateway, "tenants", "set", "org/search", *keys, "--route", "r", *limits, *waits)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == "Tenant org/search has 2 keys and may call r.\n"
     assert gateway.fleet.keys.tenant_of(bytes.fromhex(first), 0.0) == "org/search"
@@ -492,7 +493,7 @@ async def test_a_tenant_is_set_listed_and_removed_with_its_keys_as_hashes_only(g
     assert row == {
         "name": "org/search",
         "keys": [{"sha256": first, "name": "ci", "expires": "2027-01-31"}, {"sha256": second}],
-        "routes": ["r"], "isolated": True, "sources": ["cli"], "problem": None,
+        "routes": ["r"], "isolated": True, "priority": "batch", "weight": 2.0, "sources": ["cli"], "problem": None,
         "limits": {"requests_per_minute": 60, "streams": 4}, "route_limits": {"r": {"streams": 2}},
     }  # fmt: skip
     held = gateway.fleet.tenants["org/search"].limits

@@ -274,8 +274,10 @@ async def test_without_a_limit_nobody_waits(client: aiohttp.ClientSession) -> No
         running_gateway(one_pool(engine.endpoint(), max_in_flight="off")) as running,
     ):
         asked = [asyncio.create_task(ask(client, running)) for _ in range(90)]
-        await running.until(lambda: gate.at_work == 90, "all are at the engine")
-        gate.let(90)
+        try:
+            await running.until(lambda: gate.at_work == 90, "all are at the engine")
+        finally:
+            gate.let(90)
         assert [(await one)[0] for one in asked] == [200] * 90
 
 

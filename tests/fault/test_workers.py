@@ -37,7 +37,7 @@ async def engine() -> AsyncIterator[HeldEngine]:
 @pytest_asyncio.fixture(scope="module")
 async def running(engine: HeldEngine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
     """A gateway whose workers tests may kill."""
-    async with command(tmp_path_factory.mktemp("workers"), one_pool(engine.endpoint())) as running:
+    async with command(tmp_path_factory.mktemp("workers"), one_pool(engine.endpoint(), max_in_flight="off")) as running:
         yield running
 
 
