@@ -174,6 +174,8 @@ class Admission:
             return None
         waiting = Waiting(exchange, again, now)
         exchange.call, exchange.waits_for, exchange.position = waiting, first.pool, ticket.position
+        if exchange.trace is not None:
+            exchange.trace.begin_wait()
         self._wait_in(line, ticket, waiting)
         return waiting.plan
 
@@ -219,7 +221,10 @@ class Admission:
         """Take a request from those who wait, whatever comes of it; None if it does not wait."""
         waiting = self._take_out(line, ticket)
         if waiting is not None:
-            waiting.exchange.waits_for = None
+            exchange = waiting.exchange
+            exchange.waits_for = None
+            if exchange.trace is not None:
+                exchange.trace.end_wait()
             self._metrics.queue_wait.of((line.route,)).observe(self.now() - waiting.since)
         return waiting
 

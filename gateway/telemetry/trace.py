@@ -48,7 +48,7 @@ class AttemptSpan:
 class Trace:
     """What is known of a request's spans."""
 
-    __slots__ = ("_clock", "attempts", "decided", "parent", "queued", "span_id", "trace_id")
+    __slots__ = ("_clock", "attempts", "decided", "parent", "span_id", "trace_id", "wait_began", "wait_ended")
 
     def __init__(self, parent: Parent | None) -> None:
         self.parent = parent
@@ -58,13 +58,21 @@ class Trace:
         self.attempts: list[AttemptSpan] = []
         self.decided: tuple[float, float] | None = None
         """When it was decided where the request goes: from, to."""
-        self.queued: tuple[float, float] | None = None
-        """When it waited to be let in; None if it did not."""
+        self.wait_began = self.wait_ended = 0.0
+        """When it waited in its route's queue; 0 if it did not, or still does."""
         self._clock = time.time() - time.monotonic()
 
     def at(self, moment: float) -> int:
         """A time of `time.monotonic` as the clock has it, in nanoseconds since 1970."""
         return int((moment + self._clock) * 1e9)
+
+    def begin_wait(self) -> None:
+        """The request waits in its route's queue."""
+        self.wait_began = time.monotonic()
+
+    def end_wait(self) -> None:
+        """It waits no more."""
+        self.wait_ended = time.monotonic()
 
     def begin_attempt(self, attempt: Attempt) -> None:
         """The request goes to an endpoint."""

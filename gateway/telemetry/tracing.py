@@ -197,10 +197,11 @@ class Tracing:
                 failed=failed and (status >= 500 or status < 400),
             )
         ]
-        if trace.queued is not None:
-            spans.append(span("queue", *trace.queued, {}))
         if trace.decided is not None:
             spans.append(span("decision", *trace.decided, {}))
+        if trace.wait_began:
+            place: Attributes = {"headrace.queue.position": exchange.position}
+            spans.append(span("queue", trace.wait_began, trace.wait_ended or now, place))
         for number, one in enumerate(trace.attempts, 1):
             last = number == len(trace.attempts)
             attributes = _attempt(one, number, operation)

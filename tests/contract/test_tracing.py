@@ -34,6 +34,7 @@ USED = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"
 USAGE = b"data: %b\n\n" % msgspec.json.encode({"choices": [], "usage": USED})
 STOP = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+OTHER = f"00-{'a' * 32}-{SPAN}-01"
 RECORDED, NOT_RECORDED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
 
 
@@ -232,6 +233,36 @@ async def test_a_collector_that_is_away_costs_spans_and_no_request(
             assert count("exported") == 0
     lines = [one for one in caplog.records if one.name.startswith("opentelemetry")]
     assert len(lines) <= 1
+
+
+async def test_waiting_in_a_queue_is_a_span_also_of_a_client_that_leaves(collecting: Collector) -> None:
+    go_on = asyncio.Event()
+
+    async def takes_its_time(connection: EngineConnection) -> None:
+        await go_on.wait()
+        await answers(connection)
+
+    async with ScriptedEngine(takes_its_time) as engine:
+        fleet = traced(one_pool(engine.endpoint(), max_in_flight=1), collecting.grpc_url)
+        async with running_gateway(fleet) as running:
+            first = asyncio.create_task(ask(running))
+            await running.until(lambda: bool(engine.requests), "the engine is full")
+            second = asyncio.create_task(ask(running, traceparent=RECORDED))
+            await running.until(lambda: running.live_requests == 2, "one waits")
+            third = asyncio.create_task(ask(running, traceparent=OTHER))
+            await running.until(lambda: running.live_requests == 3, "two wait")
+            third.cancel()
+            await running.until(lambda: running.live_requests == 2, "one has left")
+            go_on.set()
+            assert await first == await second == 200
+            await collecting.until(lambda: len(collecting.spans) >= 3 + 3 + 4)
+    queues = {span.trace_id.hex(): span for span in collecting.spans if span.name == "queue"}
+    assert set(queues) == {TRACE, OTHER[3:35]}
+    (attempt,) = (one for one in attempts(collecting) if one.trace_id.hex() == TRACE)
+    waited = queues[TRACE]
+    assert waited.start_time_unix_nano < waited.end_time_unix_nano <= attempt.start_time_unix_nano
+    assert attributes(waited) == {"headrace.queue.position": 1}
+    assert not [one for one in attempts(collecting) if one.trace_id.hex() == OTHER[3:35]]
 
 
 async def test_neither_prompts_nor_answers_nor_keys_are_in_a_trace(collecting: Collector) -> None:
