@@ -1,7 +1,8 @@
 """One gateway process: what it is made of, in which order it comes up, and how it goes down.
 
 Up: serve the admin port, follow the shared state and probe the engines once (never waiting long for either), then serve
-the clients. Down: say so in `/readyz`, stop accepting, let the streams finish, then close what they used.
+the clients. Down: say so in `/readyz`, serve on until that has been noticed (how long, its owner knows), stop
+accepting, let the streams finish, then close what they used.
 
 A gateway that inherits its HTTP sockets is one of several workers of a supervisor, which does what is to be done once:
 it serves the admin port and publishes the fleet file; the gRPC port is then shared, too.
@@ -33,6 +34,7 @@ from gateway.limits import Limiter
 from gateway.listening import certificate, not_to_be_had
 from gateway.metrics import FleetCollector, Metrics
 from gateway.overload import OverloadWatch
+from gateway.reload import ReadAgain, Reloaded, ReloadError, what_can_change
 from gateway.series import Rows
 from gateway.telemetry.observer import observer_of
 from gateway.upstream.base import Failure, UpstreamError
@@ -40,16 +42,14 @@ from router.fleet import Endpoint, FleetView
 from router.merge import MergedFleet
 from router.retry import RetryBudget
 from router.spec.documents import Document, file_documents
-from router.spec.fleet import FleetSpec, JwtSpec
-from router.spec.units import share, size_bytes
+from router.spec.fleet import FleetSpec, GatewaySpec, JwtSpec
+from router.spec.units import seconds, share, size_bytes
 from router.state.fleet import FleetState
 from router.state.limits import LimitStore
 
 if TYPE_CHECKING:
     from gateway.oidc.tokens import Tokens
 
-DRAIN_S = 300.0
-"""How long streams may go on after the gateway was told to stop."""
 _GIVING_UP_S = 2.0
 """How long streams that are given up have to tell their clients so."""
 _STOPPING = UpstreamError(Failure.BUSY, "The gateway is stopping and waits no longer.", 503, "gateway_stopping")
@@ -81,9 +81,12 @@ class Gateway:
         content_hash: str,
         admin_token: str | None,
         inherited: Inherited | None = None,
+        read_again: ReadAgain | None = None,
     ) -> None:
         """A worker is what `inherited` something; the pools and routes of its `spec` do not count."""
         self._spec = spec
+        self._read_again = read_again
+        self._reloading = asyncio.Lock()
         self._inherited = inherited
         self._metrics = Metrics()
         self._live_fleet = LiveFleet(self._metrics, inherited.workers if inherited is not None else 1)
@@ -131,6 +134,9 @@ class Gateway:
         self._clients: ClientServer | None = None
         self._watches: list[asyncio.Task[None]] = []
         self.lifecycle: Lifecycle = "starting"
+        self.settle_s = seconds(spec.gateway.drain.settle)
+        self.cut = 0
+        """Requests that were ended because the gateway stopped."""
         self._metrics.registry.register(
             FleetCollector(
                 lambda: self.fleet,
@@ -209,7 +215,26 @@ class Gateway:
                 await self._grpc.start(self._spec.gateway.grpc, own, shared=self._inherited is not None)
             except OSError as error:
                 raise not_to_be_had("grpc", self._spec.gateway.grpc, error) from None
-        self.lifecycle = "serving"
+        if self.lifecycle == "starting":
+            self.lifecycle = "serving"
+
+    def begin_drain(self, *, accepting: bool = True) -> None:
+        """Go on serving, but let everybody know who looks: it is not ready any more, and keeps no connection after its
+        answer. Without `accepting`, others do that for HTTP."""
+        self.lifecycle = "draining"
+        if self._clients is not None:
+            self._clients.drain(accepting=accepting)
+
+    async def reload(self) -> Reloaded:
+        """Take over the pools, routes and tenants of the fleet file as it is now. Raises ReloadError."""
+        async with self._reloading:
+            if self._read_again is None or self.lifecycle != "serving":
+                raise ReloadError(f"A gateway that is {self.lifecycle} reads no file again.")
+            spec, content_hash = await self._read_again()
+            spec, reloaded = what_can_change(self._spec, spec, GatewaySpec.__struct_fields__)
+            await self.state.publish(file_documents(spec, content_hash=content_hash), content_hash)
+            reloaded.tell()
+            return reloaded
 
     async def stop(self) -> None:
         """Drain, then release everything. Cancelled, it waits for streams no longer."""
@@ -229,10 +254,12 @@ class Gateway:
 
     async def _drain(self, clients: ClientServer) -> None:
         """Let the streams finish; those that do not in time end with an error event or status."""
-        closing = asyncio.gather(clients.stop(DRAIN_S + _GIVING_UP_S), self._grpc.stop(DRAIN_S + _GIVING_UP_S))
+        grace = seconds(self._spec.gateway.drain.grace)
+        closing = asyncio.gather(clients.stop(grace + _GIVING_UP_S), self._grpc.stop(grace + _GIVING_UP_S))
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([closing], timeout=DRAIN_S)
+            await asyncio.wait([closing], timeout=grace)
         if not closing.done():
+            self.cut = len(self._live)
             self._live.abort(_STOPPING)
             await asyncio.wait([closing], timeout=_GIVING_UP_S)
             closing.cancel()

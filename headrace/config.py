@@ -9,9 +9,12 @@ Tokenizers are megabytes, so those stay files, under an absolute path that every
 once for the same reason.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import ipaddress
+import logging
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ import msgspec
 from msgspec import structs
 
 from gateway.chat_template import compile_template
+from gateway.reload import ReloadError
 from gateway.upstream.triton.token_form import end_id
 from gateway.upstream.triton.tokens import TokenizerError, load_tokenizer
 from headrace.settings import ADDRESSES, Settings, read_settings
@@ -31,6 +35,8 @@ from router.spec.yaml_nodes import MAX_CHARACTERS
 
 MAX_TEMPLATE_BYTES = 1024 * 1024
 STANDARD_INPUT = Path("-")
+
+logger = logging.getLogger("headrace.gateway")
 
 
 class ConfigError(Exception):
@@ -88,6 +94,25 @@ def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
             warnings = [*reading.warnings, *_open_admin(reading, spec, settings), *warnings]
             return LoadedFleet(spec, settings, content_hash, path, warnings)
     raise ConfigError(path, problems)
+
+
+def report_warnings(loaded: LoadedFleet) -> None:
+    """Log what the operator should know of the file."""
+    for warning in loaded.warnings:
+        logger.warning("%s", warning.render(str(loaded.path)))
+
+
+async def read_again(path: Path) -> tuple[FleetSpec, str]:
+    """The fleet as the file describes it now, and its content's hash; see `gateway.reload`. Raises ReloadError."""
+    if path == STANDARD_INPUT:
+        raise ReloadError("The fleet file came from standard input and cannot be read again.")
+    try:
+        loaded = await asyncio.to_thread(load_fleet, path, os.environ)
+    except ConfigError as error:
+        problems = "; ".join(str(error).splitlines())
+        raise ReloadError(f"The fleet file is refused, and what was read before stays in force: {problems}") from None
+    report_warnings(loaded)
+    return loaded.spec, loaded.content_hash
 
 
 class _ReadError(Exception):

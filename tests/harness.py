@@ -18,6 +18,7 @@ from gateway.app import Gateway
 from router.spec.documents import Document
 from router.spec.fleet import (
     AuthSpec,
+    DrainSpec,
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
@@ -37,6 +38,8 @@ STREAM = {**CHAT, "stream": True}
 
 OPEN = AuthSpec(anonymous="allow")
 """Of a gateway that anybody may call."""
+AT_ONCE = DrainSpec(settle="0s")
+"""Of a gateway process for which nobody sends requests any more when it is told to stop."""
 
 Script = Callable[["EngineConnection"], Awaitable[None]]
 

@@ -11,3 +11,4 @@ UNKNOWN_NAMES = ("endpoint_not_found", "route_not_found", "tenant_not_found")
 ENDPOINTS = "/admin/v1/endpoints"
 ROUTES = "/admin/v1/routes"
 TENANTS = "/admin/v1/tenants"
+RELOAD = "/admin/v1/reload"

@@ -17,10 +17,11 @@ import msgspec
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from gateway.admin import ENDPOINTS, MISSING_TOKEN, ROUTES, TENANTS, TOKEN_HEADER, WRONG_TOKEN
+from gateway.admin import ENDPOINTS, MISSING_TOKEN, RELOAD, ROUTES, TENANTS, TOKEN_HEADER, WRONG_TOKEN
 from gateway.admin.changes import add_endpoint, check_removal, drain_endpoint, set_route, set_tenant, undrain_endpoint
 from gateway.admin.readiness import readiness
 from gateway.admin.view import AdminView, endpoint_rows, known_problems, route_rows, tenant_rows
+from gateway.reload import ReloadError
 from router.errors import ApiError, invalid, unavailable
 from router.spec.documents import EndpointFields, Family
 from router.spec.fleet import RouteSpec, TenantSpec
@@ -61,6 +62,7 @@ def admin_app(gateway: AdminView, token: str | None, *, client_certificates: boo
             web.get(TENANTS, handlers.list_tenants),
             web.put(TENANTS + "/{name:.+}", handlers.set_tenant),
             web.delete(TENANTS + "/{name:.+}", handlers.remove_tenant),
+            web.post(RELOAD, handlers.reload),
         ]
     )
     return app
@@ -145,6 +147,13 @@ class _Handlers:
 
     async def remove_tenant(self, request: web.Request) -> web.Response:
         return await self._remove_named("tenants", request)
+
+    async def reload(self, _: web.Request) -> web.Response:
+        try:
+            return _json(await self._gateway.reload())
+        except ReloadError as error:
+            logger.error("not reloaded: %s", error)
+            raise ApiError(409, str(error), code="not_reloaded") from None
 
     async def _remove_named(self, family: Family, request: web.Request) -> web.Response:
         name = request.match_info["name"]

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
+from gateway.reload import Reloaded
 from router.fleet import Endpoint, FleetView, Phase, Pool, Route
 from router.merge import SINGULAR, MergedFleet, merge
 from router.spec.documents import Document, Family, Source
@@ -23,6 +24,8 @@ class Workers(Struct, frozen=True):
 
     configured: int
     serving: int
+    draining: int = 0
+    """Those of former generations, which finish their streams."""
 
 
 class StateView(Protocol):
@@ -65,6 +68,9 @@ class AdminView(Protocol):
 
     def degraded(self) -> list[str]:
         """What is not as it should be, besides what its fleet and its state show."""
+
+    async def reload(self) -> Reloaded:
+        """Read the fleet file again and take over what can be. Raises ReloadError."""
 
     def drained(self, endpoint: Endpoint) -> bool:
         """Whether an endpoint that is to drain has no requests of this gateway left, and will get none."""

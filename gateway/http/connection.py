@@ -18,6 +18,7 @@ import asyncio
 import enum
 import fcntl
 import logging
+import math
 import socket
 import termios
 from typing import TYPE_CHECKING, cast
@@ -126,7 +127,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         connection = self.transport.get_extra_info("socket")
-        if self._server.closing or self._server.files.refuses(connection.fileno()):
+        if self._server.files.refuses(connection.fileno()):
             self._stage = _CLOSE
             self.transport.abort()
             return
@@ -308,12 +309,14 @@ class ClientConnection(asyncio.Protocol):
     def ending(self) -> bool:
         """Whether the answer being written has to be this connection's last."""
         server = self._server
-        kept = server.overload.keeps_connections and not server.closing
+        kept = server.overload.keeps_connections and not server.draining
         return not kept or (self._body is not None and not self._body.arrived)
 
-    def close_if_idle(self) -> None:
-        """Close a connection that nobody is being answered on."""
-        if self._stage is _HEAD and self.transport is not None:
+    def close_if_idle(self, unused_since: float = math.inf) -> None:
+        """Close a connection that nobody is being answered on, unless its first request, or the rest of a request's
+        head, has been waited for from later than `unused_since` on."""
+        waits_for_none = (self._used and not self._head) or self._since <= unused_since
+        if self._stage is _HEAD and waits_for_none and self.transport is not None:
             self._enter(_CLOSE)
             self.transport.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,6 +17,9 @@ from gateway.listening import bind, listen
 from gateway.overload import OverloadWatch
 
 _CHECK_EVERY_S = 1.0
+_FIRST_REQUEST_S = 1.0
+"""How long a stopping server waits for the first request of a connection: one that has just been accepted has hardly
+been made for nothing, and its client would not try again."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +43,10 @@ class ClientServer:
         self.time = self.loop.time
         self.connections: set[ClientConnection] = set()
         self.files = ClientFiles()
+        self.draining = False
+        """Answers are their connections' last."""
         self.closing = False
-        """No connection is kept any more."""
+        """No connection is kept or accepted any more."""
         self._listening: Sequence[asyncio.Server | Acceptor] = []
         self._checking: asyncio.Task[None] | None = None
         self._empty: asyncio.Future[None] | None = None
@@ -58,17 +64,25 @@ class ClientServer:
         self._listening = [acceptor]
         acceptor.listen("http", address, bind("http", address) if bound is None else bound)
 
+    def drain(self, *, accepting: bool) -> None:
+        """Go on serving, but have clients make a new connection after each answer: it may lead elsewhere. Without
+        `accepting` it surely does."""
+        self.draining = True
+        if not accepting:
+            self._accept_no_more()
+
     async def stop(self, patience: float) -> None:
         """Accept no more, close what is idle, wait `patience` seconds for what is being answered or still on its way to
         a slow client, then cut it. Cancelled, it cuts at once."""
-        self.closing = True
-        for listening in self._listening:
-            listening.close()
-        for connection in tuple(self.connections):
-            connection.close_if_idle()
+        self.draining = self.closing = True
+        self._accept_no_more()
+        waiting = self.loop.call_later(_FIRST_REQUEST_S, self._close_idle)
         try:
+            await asyncio.sleep(0)  # what has been accepted already becomes a connection
+            self._close_idle(self.time() - _FIRST_REQUEST_S)
             await self._all_gone(patience)
         finally:
+            waiting.cancel()
             if self._checking is not None:
                 self._checking.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -81,6 +95,14 @@ class ClientServer:
         self.connections.discard(connection)
         if self._empty is not None and not self.connections and not self._empty.done():
             self._empty.set_result(None)
+
+    def _accept_no_more(self) -> None:
+        for listening in self._listening:
+            listening.close()
+
+    def _close_idle(self, unused_since: float = math.inf) -> None:
+        for connection in tuple(self.connections):
+            connection.close_if_idle(unused_since)
 
     async def _all_gone(self, patience: float) -> None:
         """Wait until every connection has ended, for at most `patience` seconds."""

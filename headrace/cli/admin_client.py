@@ -65,6 +65,7 @@ class AdminClient:
 
     url: str
     token: str | None = None
+    timeout_s: float = TIMEOUT_S
 
     def get(self, path: str, wanted: str) -> dict[str, Any]:
         """The answer, which has the keys `wanted` and `problems`."""
@@ -123,8 +124,8 @@ class AdminClient:
             raise AdminError(f"{self.url!r} is not an address like {DEFAULT_ADMIN}; set --admin or HEADRACE_ADMIN.")
         path = parts.path.rstrip("/")
         if parts.scheme == "http":
-            return HTTPConnection(parts.hostname, port, timeout=TIMEOUT_S), path
-        return HTTPSConnection(parts.hostname, port, timeout=TIMEOUT_S, context=_tls()), path
+            return HTTPConnection(parts.hostname, port, timeout=self.timeout_s), path
+        return HTTPSConnection(parts.hostname, port, timeout=self.timeout_s, context=_tls()), path
 
     def _read(self, status: int, content: bytes) -> dict[str, Any]:
         try:

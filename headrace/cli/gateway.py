@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,9 @@ import uvloop
 
 from gateway.listening import ListenError
 from gateway.telemetry.log_file import unwritable
-from headrace.config import ConfigError, LoadedFleet, load_fleet, size_text
+from headrace.config import ConfigError, LoadedFleet, load_fleet, read_again, report_warnings, size_text
 from headrace.logs import configure_logging
-from headrace.serving import Server, Stop, serve
+from headrace.serving import Server, Stop, heed_hangups, serve
 from headrace.settings import ADDRESSES
 from headrace.version import headrace_version
 from headrace.workers.slot import WorkerError
@@ -41,7 +42,13 @@ def gateway(
     One process uses one core. With --workers, N processes serve behind one address each of `http`, `grpc` and `admin`,
     under a supervisor that replaces one that ends.
 
-    SIGTERM or SIGINT: no new connections, running streams finish, up to five minutes; a second signal cuts them.
+    SIGTERM: /readyz says no and serving goes on until that has been noticed (gateway.drain.settle, 5 s), then no new
+    connections, running streams finish (gateway.drain.grace, 5 minutes). SIGINT: the same without the first. A second
+    signal cuts the streams.
+
+    SIGHUP, or `headrace reload`: the fleet file is read again. With --workers, new processes take the place of those
+    there are, with all of the file but its addresses and Redis, and as headrace is installed now; those finish their
+    streams first. Without, pools, routes and tenants change. A file with mistakes changes nothing; the log says so.
 
     \b
     Environment:
@@ -68,8 +75,7 @@ def gateway(
         *(headrace_version(), loaded.spec.fleet, loaded.path, size_text(loaded.size)),
         "with" if loaded.spec.redis is not None else "without",
     )
-    for warning in loaded.warnings:
-        logger.warning("%s", warning.render(str(loaded.path)))
+    report_warnings(loaded)
     access_log = loaded.spec.gateway.access_log
     if access_log != OFF and (why := unwritable(access_log)) is not None:
         typer.echo(f"Cannot write the access log to {access_log} (gateway.access_log): {why}.", err=True)
@@ -89,12 +95,17 @@ def gateway(
 
 async def _serve(loaded: LoadedFleet, workers: int) -> None:
     server: Server
+    again = partial(read_again, loaded.path)
     if workers == 1:
         from gateway.app import Gateway  # brings the gRPC stack, which a supervisor has no use for
 
-        server = Gateway(loaded.spec, loaded.content_hash, loaded.settings.admin_token)
+        server = Gateway(loaded.spec, loaded.content_hash, loaded.settings.admin_token, read_again=again)
     else:
-        server = Supervisor(loaded, workers)
+        server = Supervisor(loaded, workers, again)
     stop = Stop()
     stop.heed_signals()
-    await serve(server, stop)
+    heeding = asyncio.create_task(heed_hangups(server.reload), name="SIGHUP")
+    try:
+        await serve(server, stop)
+    finally:
+        heeding.cancel()

@@ -16,6 +16,7 @@ from headrace.version import headrace_version
 _COMMANDS = {
     "up": ("headrace.cli.up", "up"),
     "gateway": ("headrace.cli.gateway", "gateway"),
+    "reload": ("headrace.cli.reload", "reload"),
     "check": ("headrace.cli.check", "check"),
     "schema": ("headrace.cli.schema", "schema"),
     "endpoints": ("headrace.cli.endpoints", "endpoints_app"),

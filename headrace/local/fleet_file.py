@@ -14,6 +14,7 @@ from headrace.local.ports import LOOPBACK
 from router.spec.fleet import (
     AuthSpec,
     ChatTemplateSpec,
+    DrainSpec,
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
@@ -71,6 +72,7 @@ def fleet_spec(ports: FleetPorts) -> FleetSpec:
             grpc=f"{LOOPBACK}:{ports.grpc}",
             admin=f"{LOOPBACK}:{ports.admin}",
             auth=AuthSpec(anonymous="allow"),
+            drain=DrainSpec(settle="0s"),
         ),
     )
 

@@ -1,10 +1,10 @@
 """What a supervisor and a worker tell each other, over one socketpair.
 
-A message is four bytes of length, then that many of msgpack. The supervisor sends `Start` first, later `Stop`; the
-worker sends a `Report` of itself a few times a second while it serves, and `Failed` if it never can. Reports come
-unasked, so nothing that reads them (a scrape, a readiness probe) ever waits for a worker, and the figures of one that
-is killed are at most `REPORT_EVERY_S` old. That an end is closed means that its process is gone, which is how either
-side learns of the other's death however it died.
+A message is four bytes of length, then that many of msgpack. The supervisor sends `Start` first, later perhaps
+`Settle`, then `Stop`; the worker sends a `Report` of itself a few times a second while it serves, and `Failed` if it
+never can. Reports come unasked, so nothing that reads them (a scrape, a readiness probe) ever waits for a worker, and
+the figures of one that is killed are at most `REPORT_EVERY_S` old. That an end is closed means that its process is
+gone, which is how either side learns of the other's death however it died.
 """
 
 import asyncio
@@ -38,13 +38,19 @@ class Start(Struct, tag=True, frozen=True, kw_only=True):
     documents: bytes
     """The documents that the supervisor follows now, as a JSON array of `Document`. They are all that the worker knows
     of the fleet until Redis answers it."""
-    content_hash: str
     http: list[int]
     """File descriptors of the sockets bound to `gateway.http`."""
     workers: int
     """How many there are."""
     log_level: LogLevel
     log_format: LogFormat
+
+
+class Settle(Struct, tag=True, frozen=True):
+    """Go on serving, but keep no connection: `Stop` will follow."""
+
+    accepting: bool
+    """Take new ones, too: there are no other workers that do."""
 
 
 class Stop(Struct, tag=True, frozen=True):
@@ -67,6 +73,8 @@ class Report(Struct, tag=True, frozen=True, kw_only=True):
     serving: bool
     """It takes requests: it does not while it drains."""
     live_requests: int
+    cut: int
+    """Requests that it has ended because it stopped."""
     redis_connected: bool | None
     endpoints: dict[str, EndpointReport]
     queues: dict[str, tuple[int, int]]
@@ -84,7 +92,7 @@ class Failed(Struct, tag=True, frozen=True):
     message: str
 
 
-Message = Start | Stop | Report | Failed
+Message = Start | Settle | Stop | Report | Failed
 
 
 class ChannelClosedError(Exception):

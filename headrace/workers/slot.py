@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from gateway.listening import ListenError
 from headrace.restarts import Backoff, how_it_ended
-from headrace.workers.channel import Channel, ChannelClosedError, Failed, Report, Start, Stop
+from headrace.workers.channel import Channel, ChannelClosedError, Failed, Report, Settle, Start, Stop
 
 START_S = 60.0
 """How long a worker may take until it serves."""
@@ -64,6 +64,11 @@ class Slot:
         return self._process.pid if self._process is not None else None
 
     @property
+    def leaving(self) -> bool:
+        """No other worker is started here."""
+        return self._stopping.is_set()
+
+    @property
     def serving(self) -> bool:
         """There is a worker, it takes requests, and it is not stuck."""
         return self.report is not None and self.report.serving and time.monotonic() - self._heard < STALE_S
@@ -75,11 +80,18 @@ class Slot:
             return SILENT_S
         return _EXIT_S if self._stopping.is_set() else START_S
 
+    def settle(self, *, accepting: bool) -> None:
+        """Let the worker serve on without keeping connections, perhaps `accepting` new ones, and start no other."""
+        self._tell(Settle(accepting))
+
     def stop(self) -> None:
         """Let the worker drain and start no other; the second time, let it wait for streams no longer."""
+        self._tell(Stop())
+
+    def _tell(self, message: Settle | Stop) -> None:
         self._stopping.set()
         if self._channel is not None:
-            self._channel.send(Stop())
+            self._channel.send(message)
 
     def kill(self) -> None:
         """End the process at once."""

@@ -6,13 +6,17 @@ keeps connections until there is. (One socket for all, not one for each: connect
 worker's own socket would wait for its successor.) The gRPC port it only finds free, once; grpc cannot be given a
 socket, so each worker opens it with SO_REUSEPORT.
 
+What it serves is changed by a new generation of workers (`generation`), which accepts from the same sockets before the
+old one stops.
+
 Towards the admin API it is the gateway: it follows the shared state itself, as one reader more, publishes the fleet
 file, and takes everything about requests and engines from the workers' reports.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+import itertools
+import socket
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -21,18 +25,23 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admin.server import AdminServer
 from gateway.admin.view import Lifecycle, Workers
-from gateway.listening import bind, free_port, not_to_be_had
+from gateway.listening import ListenError, bind, free_port, not_to_be_had
 from gateway.metrics import FleetCollector
+from gateway.reload import ReadAgain, Reloaded, ReloadError, what_can_change
 from headrace.config import LoadedFleet
 from headrace.workers.channel import Report, Start
-from headrace.workers.slot import Slot
+from headrace.workers.generation import Generation
+from headrace.workers.slot import Slot, WorkerError
 from headrace.workers.totals import Processes, Totals, WorkerCounts, take_over
 from router.fleet import Endpoint, FleetView, compile_view
 from router.merge import MergedFleet, merge
 from router.spec.documents import Document, file_documents
-from router.spec.fleet import FleetSpec, GatewaySpec
+from router.spec.fleet import FleetSpec
+from router.spec.units import seconds
 from router.state.fleet import FleetState
 
+_FIXED = ("http", "grpc", "admin", "admin_tls")
+"""What of `gateway` stays as it is while the supervisor lives."""
 _LAST_WORDS_S = 5.0
 """How long workers that were told not to wait may take to tell their clients and end."""
 
@@ -40,27 +49,38 @@ _LAST_WORDS_S = 5.0
 class Supervisor:
     """A gateway of several workers. Start it once, stop it once. What the admin API shows is read off it."""
 
-    def __init__(self, loaded: LoadedFleet, count: int) -> None:
+    def __init__(self, loaded: LoadedFleet, count: int, read_again: ReadAgain) -> None:
         spec = loaded.spec
-        self._loaded = loaded
+        self._spec = spec
+        self._settings = loaded.settings
         self._count = count
+        self._read_again = read_again
+        self._reloading = asyncio.Lock()
         self._view = FleetView()
         self.merged: MergedFleet = merge(())
         documents = file_documents(spec, content_hash=loaded.content_hash)
         redis_url = spec.redis.url if spec.redis is not None else None
         self.state = FleetState(redis_url, spec.fleet, documents, loaded.content_hash, self._apply)
-        self._slots: list[Slot] = []
-        self._keepers: list[asyncio.Task[None]] = []
-        self._http = contextlib.ExitStack()
+        self._numbers = itertools.count(1)
+        self._generations: list[Generation] = []
+        """All that have workers."""
+        self._in_force: Generation | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._http: list[socket.socket] = []
+        self._grpc: str | None = None
+        """The address of all workers."""
         self._admin = AdminServer(self, loaded.settings.admin_token, spec.gateway.admin_tls)
         self._stopping = False
+        self.cut = 0
+        self._former_restarts = 0
+        """Of generations that are no more."""
         self._totals = Totals(self._reports)
         self.registry = CollectorRegistry()
         for collector in (
             self._totals,
             FleetCollector(lambda: self.fleet, self._live_requests, self._redis_connected, self._queues),
             Processes(lambda: [slot.pid for slot in self._slots if slot.pid is not None]),
-            WorkerCounts(count, lambda: self.workers.serving, lambda: sum(slot.restarts for slot in self._slots)),
+            WorkerCounts(count, lambda: self.workers.serving, self._restarts),
         ):
             self.registry.register(collector)
 
@@ -68,11 +88,17 @@ class Supervisor:
     def lifecycle(self) -> Lifecycle:
         if self._stopping:
             return "draining"
-        return "serving" if any(slot.served.is_set() for slot in self._slots) else "starting"
+        return "serving" if any(slot.served.is_set() for slot in self._slots_in_force) else "starting"
+
+    @property
+    def settle_s(self) -> float:
+        return seconds(self._spec.gateway.drain.settle)
 
     @property
     def workers(self) -> Workers:
-        return Workers(self._count, sum(slot.serving for slot in self._slots))
+        retired = (slot for slot in self._slots if slot not in self._slots_in_force and slot.leaving)
+        serving = sum(slot.serving for slot in self._slots_in_force)
+        return Workers(self._count, serving, draining=sum(slot.pid is not None for slot in retired))
 
     @property
     def fleet(self) -> FleetView:
@@ -81,7 +107,7 @@ class Supervisor:
 
     @property
     def anonymous(self) -> bool:
-        return self._loaded.spec.gateway.auth.anonymous == "allow"
+        return self._spec.gateway.auth.anonymous == "allow"
 
     def degraded(self) -> list[str]:
         return list(dict.fromkeys(text for report in self._reports() for text in report.degraded))
@@ -92,65 +118,122 @@ class Supervisor:
 
     async def start(self) -> None:
         """Serve with all workers. Raises ListenError if an address is not to be had, WorkerError if a worker ends."""
-        gateway = self._loaded.spec.gateway
+        gateway = self._spec.gateway
         await self._admin.start(gateway.admin)
-        sockets = [self._http.enter_context(one) for one in bind("http", gateway.http)]
-        gateway = _with_grpc_port(gateway)
+        self._http = bind("http", gateway.http)
+        self._grpc = _found_free(gateway.grpc)
         await self.state.start()
-        spec = structs.replace(self._loaded.spec, gateway=gateway, pools={}, routes={})
-        http = [one.fileno() for one in sockets]
-        for number in range(1, self._count + 1):
-            make_start = partial(self._make_start, number, spec, http)
-            self._slots.append(Slot(number, make_start, self._totals.ended))
-        self._keepers = [asyncio.create_task(slot.keep(), name=f"worker {slot.number}") for slot in self._slots]
-        await self._all_served()
+        self._in_force = first = self._new_generation(self._spec, [])
+        await first.served()
 
-    def _make_start(self, number: int, spec: FleetSpec, http: list[int]) -> Start:
-        return Start(
-            number=number,
-            spec=spec,
-            documents=msgspec.json.encode(self.state.documents),
-            content_hash=self._loaded.content_hash,
-            http=http,
-            workers=self._count,
-            log_level=self._loaded.settings.log_level,
-            log_format=self._loaded.settings.log_format,
-        )
+    async def reload(self) -> Reloaded:
+        """Have new workers serve what the fleet file says now, then let the old ones drain. Raises ReloadError, and
+        nothing has changed."""
+        async with self._reloading:
+            old = self._in_force
+            if old is None or self.lifecycle != "serving":
+                raise ReloadError(f"The gateway is {self.lifecycle}: nothing is reloaded.")
+            spec, content_hash = await self._read_again()
+            spec, reloaded = what_can_change(self._spec, spec, _FIXED)
+            self._raise_if_stopping()
+            of_file = file_documents(spec, content_hash=content_hash)
+            documents = [*of_file, *(one for one in self.state.documents if one.source != "file")]
+            new = self._new_generation(spec, documents)
+            try:
+                await new.served()
+                self._raise_if_stopping()
+            except BaseException as error:  # that this is cancelled, too
+                self._retire(new, compile_view(merge(documents), FleetView()))
+                if isinstance(error, ListenError | WorkerError):
+                    raise ReloadError(f"The new workers do not serve, so the old ones stay. {error}") from None
+                raise
+            self._in_force, self._spec = new, spec
+            self._retire(old, self._view)
+            await self.state.publish(of_file, content_hash)
+            reloaded.tell()
+            return reloaded
+
+    def _raise_if_stopping(self) -> None:
+        if self._stopping:
+            raise ReloadError("The gateway has been told to stop: nothing is reloaded.")
+
+    def _new_generation(self, spec: FleetSpec, documents: list[Document]) -> Generation:
+        """Workers that serve `spec`, and `documents` until their generation is in force: then what all follow."""
+        served = structs.replace(spec, gateway=structs.replace(spec.gateway, grpc=self._grpc), pools={}, routes={})
+
+        def start(number: int) -> Start:
+            return Start(
+                number=number,
+                spec=served,
+                documents=msgspec.json.encode(self.state.documents if self._in_force is new else documents),
+                http=[one.fileno() for one in self._http],
+                workers=self._count,
+                log_level=self._settings.log_level,
+                log_format=self._settings.log_format,
+            )
+
+        numbers = itertools.islice(self._numbers, self._count)
+        new = Generation(Slot(number, partial(start, number), self._worker_ended) for number in numbers)
+        self._generations.append(new)
+        return new
+
+    def _retire(self, generation: Generation, knows: FleetView) -> None:
+        """Have a generation drain, which knows of this fleet."""
+        task = asyncio.create_task(self._wait_out(generation, knows), name="retiring workers")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _wait_out(self, generation: Generation, knew: FleetView) -> None:
+        generation.settle(accepting=False)
+        await asyncio.sleep(self.settle_s)
+        await generation.stop_in_turn()
+        await asyncio.wait(generation.keepers)
+        await asyncio.gather(*generation.keepers, return_exceptions=True)  # what they raise is known
+        self._generations.remove(generation)
+        self._former_restarts += sum(slot.restarts for slot in generation.slots)
+        self._totals.followed(knew, self._view)  # what has left since, it may have counted to its end
+
+    def begin_drain(self) -> None:
+        """Have the workers serve on, and everybody know that they will stop."""
+        self._stopping = True
+        for generation in self._generations:
+            generation.settle(accepting=True)
 
     async def stop(self) -> None:
         """Let the workers drain, then release everything. Cancelled, it has them wait for streams no longer."""
         self._stopping = True
-        self._http.close()
-        self._tell_to_stop()
-        if self._keepers:
+        for one in self._http:
+            one.close()
+        for generation in self._generations:
+            generation.stop()
+        if keepers := [keeper for generation in self._generations for keeper in generation.keepers]:
             try:
-                await asyncio.wait(self._keepers)
+                await asyncio.wait(keepers)
             except asyncio.CancelledError:
-                self._tell_to_stop()
-                await asyncio.wait(self._keepers, timeout=_LAST_WORDS_S)
-            for keeper in self._keepers:
+                for generation in self._generations:
+                    generation.cut()
+                await asyncio.wait(keepers, timeout=_LAST_WORDS_S)
+            for keeper in keepers:
                 keeper.cancel()  # whose worker is killed with it
-            await asyncio.gather(*self._keepers, return_exceptions=True)  # what they raise, `start` has raised
+            await asyncio.gather(*keepers, return_exceptions=True)  # what they raise, `start` or `reload` has raised
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
         await self._admin.stop()
         await self.state.stop()
 
-    def _tell_to_stop(self) -> None:
-        for slot in self._slots:
-            slot.stop()
+    @property
+    def _slots(self) -> list[Slot]:
+        return [slot for generation in self._generations for slot in generation.slots]
 
-    async def _all_served(self) -> None:
-        served = asyncio.create_task(self._each_served())
-        try:
-            await asyncio.wait([served, *self._keepers], return_when=asyncio.FIRST_COMPLETED)
-            for keeper in self._keepers:
-                if keeper.done():
-                    keeper.result()
-        finally:
-            served.cancel()
+    @property
+    def _slots_in_force(self) -> Sequence[Slot]:
+        return self._in_force.slots if self._in_force is not None else ()
 
-    async def _each_served(self) -> None:
-        for slot in self._slots:
-            await slot.served.wait()
+    def _worker_ended(self, last: Report) -> None:
+        self._totals.ended(last)
+        if self._stopping:
+            self.cut += max(last.cut, last.live_requests)  # these, where it had no time to cut them itself
 
     def _apply(self, documents: list[Document]) -> None:
         """Take over changed documents."""
@@ -161,6 +244,9 @@ class Supervisor:
 
     def _reports(self) -> Iterator[Report]:
         return (slot.report for slot in self._slots if slot.report is not None)
+
+    def _restarts(self) -> int:
+        return self._former_restarts + sum(slot.restarts for slot in self._slots)
 
     def _live_requests(self) -> int:
         return sum(report.live_requests for report in self._reports())
@@ -180,12 +266,12 @@ class Supervisor:
         return status.connected and all(report.redis_connected for report in self._reports())
 
 
-def _with_grpc_port(gateway: GatewaySpec) -> GatewaySpec:
-    """The addresses with one gRPC port for all workers, found free. Raises ListenError."""
-    if gateway.grpc is None:
-        return gateway
-    host, _, _ = gateway.grpc.rpartition(":")
+def _found_free(address: str | None) -> str | None:
+    """The gRPC address of all workers, with one port, found free. Raises ListenError."""
+    if address is None:
+        return None
+    host, _, _ = address.rpartition(":")
     try:
-        return structs.replace(gateway, grpc=f"{host}:{free_port(gateway.grpc)}")
+        return f"{host}:{free_port(address)}"
     except OSError as error:
-        raise not_to_be_had("grpc", gateway.grpc, error) from None
+        raise not_to_be_had("grpc", address, error) from None

@@ -17,7 +17,16 @@ from gateway.app import Gateway, Inherited
 from gateway.listening import ListenError
 from headrace.logs import configure_logging
 from headrace.serving import Stop, serve
-from headrace.workers.channel import REPORT_EVERY_S, Channel, ChannelClosedError, EndpointReport, Failed, Report, Start
+from headrace.workers.channel import (
+    REPORT_EVERY_S,
+    Channel,
+    ChannelClosedError,
+    EndpointReport,
+    Failed,
+    Report,
+    Settle,
+    Start,
+)
 from router.spec.documents import Document
 
 
@@ -48,9 +57,12 @@ async def _work(end: socket.socket) -> int:
         msgspec.json.decode(start.documents, type=list[Document]),
         start.workers,
     )
-    gateway = Gateway(start.spec, start.content_hash, None, inherited)
+    gateway = Gateway(start.spec, "", None, inherited)
     stop = Stop()
-    talking = [asyncio.create_task(_obey(channel, stop)), asyncio.create_task(_keep_reporting(channel, gateway))]
+    talking = [
+        asyncio.create_task(_obey(channel, gateway, stop)),
+        asyncio.create_task(_keep_reporting(channel, gateway)),
+    ]
     try:
         await serve(gateway, stop)
         channel.send(_report(gateway))  # what the last requests added to the counters
@@ -65,13 +77,16 @@ async def _work(end: socket.socket) -> int:
     return 0
 
 
-async def _obey(channel: Channel, stop: Stop) -> None:
+async def _obey(channel: Channel, gateway: Gateway, stop: Stop) -> None:
     try:
         while True:
-            await channel.receive()  # a worker is told nothing but to stop
-            stop.ask()
+            message = await channel.receive()
+            if isinstance(message, Settle):  # for how long is the supervisor's to know
+                gateway.begin_drain(accepting=message.accepting)
+            else:
+                stop.ask(settle=False)
     except ChannelClosedError:
-        stop.ask()
+        stop.ask(settle=False)
         stop.ask()
 
 
@@ -90,6 +105,7 @@ def _report(gateway: Gateway) -> Report:
     return Report(
         serving=gateway.lifecycle == "serving",
         live_requests=gateway.live_requests,
+        cut=gateway.cut,
         redis_connected=gateway.redis_connected(),
         endpoints={
             endpoint.id: EndpointReport(

@@ -17,6 +17,7 @@ from router.spec.units import (
     Date,
     Duration,
     DurationOrOff,
+    DurationOrZero,
     FleetName,
     HostPort,
     HttpUrl,
@@ -374,6 +375,15 @@ class ClientsSpec(Spec, frozen=True, kw_only=True):
     """The version of the PROXY protocol in which their connections to `http` begin."""
 
 
+class DrainSpec(Spec, frozen=True, kw_only=True):
+    """How a gateway comes to its end when it is told to stop by SIGTERM."""
+
+    settle: DurationOrZero = "5s"
+    """How long it goes on serving while `/readyz` says no already, until whoever sends it requests has noticed."""
+    grace: Duration = "300s"
+    """How long streams may go on after that, before they are ended with an error."""
+
+
 class GatewaySpec(Spec, frozen=True, kw_only=True):
     """Listening addresses and limits of a gateway process."""
 
@@ -391,6 +401,7 @@ class GatewaySpec(Spec, frozen=True, kw_only=True):
     retry: RetrySpec = field(default_factory=RetrySpec)
     overload: OverloadSpec = field(default_factory=OverloadSpec)
     auth: AuthSpec = field(default_factory=AuthSpec)
+    drain: DrainSpec = field(default_factory=DrainSpec)
     expose_routing: bool = True
     """Tell clients in `x-headrace-*` headers where their requests went and why."""
     access_log: LogDestination = OFF

@@ -54,6 +54,9 @@ DurationOrOff = Annotated[
 CollectorUrl = Annotated[
     str, Meta(pattern=COLLECTOR_URL_PATTERN, description="http://HOST:PORT or https://HOST:PORT of a collector.")
 ]
+DurationOrZero = Annotated[
+    str, Meta(pattern=rf"^0s{END}|{DURATION_PATTERN}", description="A duration with its unit (30s), or 0s for none.")
+]
 Size = Annotated[str, Meta(pattern=SIZE_PATTERN, description="A size in bytes with its unit: 512KiB, 32MiB.")]
 Percent = Annotated[str, Meta(pattern=PERCENT_PATTERN, description="A share in percent: 10%.")]
 PercentOrOff = Annotated[

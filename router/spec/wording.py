@@ -37,7 +37,7 @@ def only_type(type_: inspect.Type, *, mapping: bool = False, number: bool = Fals
     return type_.type if isinstance(type_, inspect.Metadata) else type_
 
 
-_DURATIONS = (pattern_of(units.Duration), pattern_of(units.DurationOrOff))
+_DURATIONS = (pattern_of(units.Duration), pattern_of(units.DurationOrOff), pattern_of(units.DurationOrZero))
 _PERCENTS = (pattern_of(units.Percent), pattern_of(units.PercentOrOff))
 _SIZE = pattern_of(units.Size)
 _LISTEN = pattern_of(units.ListenAddress)
@@ -82,7 +82,7 @@ def text_fault(value: str, pattern: str | None) -> str | None:
     """What is wrong with a string whose type demands `pattern`, or None."""
     if pattern is not None and not re.search(pattern, value):
         return _shape_fault(value, pattern)
-    if pattern in _DURATIONS and units.seconds(value) == 0:
+    if pattern in _DURATIONS[:2] and units.seconds(value) == 0:
         return "must be longer than zero" + ("; write off for no limit" if pattern == _DURATIONS[1] else "")
     if pattern == _DATE:
         return _date_fault(value)

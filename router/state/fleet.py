@@ -64,6 +64,15 @@ class FleetState:
         if self._store is not None:
             await self._store.close()
 
+    async def publish(self, file_documents: list[Document], content_hash: str) -> None:
+        """Puts the documents of a file that was read again in the place of the file's; as at a start, the last one
+        wins. While Redis is lost they count when it is back."""
+        self._file_documents = file_documents
+        if self._follower is None:
+            self._on_documents(file_documents)
+        else:
+            await self._follower.publish(file_documents, content_hash, START_WAIT_S)
+
     async def put(self, document: Document) -> None:
         """Writes a document. Raises `StateUnavailable`, or `WriteConflict` if the stored one is as new or newer."""
         store, follower = self._writable()

@@ -89,6 +89,17 @@ class FleetFollower:
         if self._known is None:
             self._hand_on(self._file_documents)
 
+    async def publish(self, file_documents: list[Document], content_hash: str, wait_s: float) -> None:
+        """Publishes another file from now on; returns when that is done, after `wait_s` seconds at most."""
+        self._file_documents = file_documents
+        self._mark = Mark(time.time_ns() // 1_000_000, content_hash)
+        self._publication_due = True
+        if self._known is None:
+            self._hand_on(file_documents)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s), self._adopted:
+                await self._adopted.wait_for(lambda: not self._publication_due)
+
     async def stop(self) -> None:
         """Ends the task; returns when it has ended, after one read's deadline at most."""
         self._stopping = True  # a cancellation that arrives together with an answer is lost inside redis-py
@@ -149,9 +160,10 @@ class FleetFollower:
             if refused:  # still the last known ones, and still to be put back
                 snapshot.broken |= frozenset(emptied)
         if self._publication_due and not refused:
+            mark = self._mark
             try:
-                await self._store.replace_source("file", self._file_documents, self._mark, even_later=self._first_try)
-                self._publication_due = False
+                await self._store.replace_source("file", self._file_documents, mark, even_later=self._first_try)
+                self._publication_due = self._mark is not mark  # another file may have been read meanwhile
             except StateUnavailable as error:
                 refused.append(f"The fleet file cannot be published: {error}")
             snapshot = await self._store.load()

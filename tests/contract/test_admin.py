@@ -18,9 +18,8 @@ from typer.testing import CliRunner, Result
 
 from gateway.admin.app import BODY_LIMIT, admin_app
 from gateway.admin.view import Lifecycle, Workers, no_requests_left
-from headrace.cli.endpoints import endpoints_app
-from headrace.cli.routes import routes_app
-from headrace.cli.tenants import tenants_app
+from gateway.reload import Reloaded, ReloadError
+from headrace.cli.main import app
 from router.admission.limits import Limits, TenantLimits
 from router.fleet import Endpoint, FleetView, compile_view
 from router.merge import MergedFleet, merge
@@ -62,6 +61,9 @@ class Gateway:
 
     def degraded(self) -> list[str]:
         return []
+
+    async def reload(self) -> Reloaded:
+        raise ReloadError("The file is refused: line 3.")
 
     def drained(self, endpoint: Endpoint) -> bool:
         return no_requests_left(endpoint)
@@ -119,9 +121,8 @@ async def refused(gateway: Gateway, method: str, path: str, body: Any = None) ->
 
 async def headrace(gateway: Gateway, *arguments: str, token: str | None = None) -> Result:
     """The command, in a thread: the gateway it talks to lives on this event loop."""
-    app = {"endpoints": endpoints_app, "routes": routes_app, "tenants": tenants_app}[arguments[0]]
     environment = {"HEADRACE_ADMIN": gateway.url, "HEADRACE_ADMIN_TOKEN": token}
-    return await asyncio.to_thread(CliRunner().invoke, app, arguments[1:], env=environment)
+    return await asyncio.to_thread(CliRunner().invoke, app, arguments, env=environment)
 
 
 async def test_health_readiness_and_metrics_need_no_token(valkey: ValkeyProcess) -> None:
@@ -445,7 +446,7 @@ async def test_what_is_no_admin_api_is_said_to_be_none_and_not_printed(answer: b
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        result = await asyncio.to_thread(CliRunner().invoke, endpoints_app, ["list", "--admin", url])
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["endpoints", "list", "--admin", url])
     assert (result.exit_code, result.stdout) == (1, "")
     assert said in result.stderr
     assert url in result.stderr
@@ -476,6 +477,12 @@ async def test_a_command_that_fails_says_why_in_one_sentence_and_exits_with_1(
     assert (result.exit_code, result.stdout) == (1, "")
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+async def test_a_reload_that_is_refused_says_why(gateway: Gateway) -> None:
+    assert await refused(gateway, "POST", "/admin/v1/reload") == (409, "The file is refused: line 3.")
+    result = await headrace(gateway, "reload")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "The file is refused: line 3.\n")
 
 
 async def test_a_tenant_is_set_listed_and_removed_with_its_keys_as_hashes_only(gateway: Gateway) -> None:

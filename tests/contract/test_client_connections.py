@@ -214,6 +214,22 @@ async def test_what_is_pipelined_without_end_ends_the_connection() -> None:
         held.set()
 
 
+async def test_a_connection_made_just_before_the_stop_gets_its_first_answer() -> None:
+    async with ScriptedEngine(answer) as engine, running_gateway(one_pool(engine.endpoint())) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.http_port)
+        await asyncio.sleep(0.05)
+        stopping = asyncio.create_task(running.gateway.stop())
+        await asyncio.sleep(0.05)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", running.http_port)
+        writer.write(post(BODY))
+        head, body = await read_response(reader)
+        assert (b"connection: close" in head.lower(), body) == (True, b"{}")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        await asyncio.wait_for(stopping, 5)
+        writer.close()
+
+
 async def test_a_gateway_that_stops_says_so_to_clients_that_keep_their_connections() -> None:
     held = asyncio.Event()
 

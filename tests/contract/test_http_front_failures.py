@@ -19,7 +19,7 @@ import pytest_asyncio
 from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec
 from tests.contract.http_front import Front, ask, fleet_of, http_front
 from tests.contract.triton_models_server import triton_models
-from tests.harness import FAST_PROBES, OPEN, EngineConnection, ScriptedEngine, free_port, running_gateway
+from tests.harness import AT_ONCE, FAST_PROBES, OPEN, EngineConnection, ScriptedEngine, free_port, running_gateway
 
 PATIENT_PROBES = ProbeSpec(interval="50ms", timeout="4s")
 """Triton takes a second to say that a model's process is dead."""
@@ -261,7 +261,7 @@ def memory(pid: int, which: str) -> int:
 async def test_a_large_body_is_never_held_whole(front: Front, tmp_path: Path) -> None:
     size = 100_000_000
     http_port, admin_port = free_port(), free_port()
-    addresses = GatewaySpec(http=f"127.0.0.1:{http_port}", admin=f"127.0.0.1:{admin_port}", auth=OPEN)
+    addresses = GatewaySpec(http=f"127.0.0.1:{http_port}", admin=f"127.0.0.1:{admin_port}", auth=OPEN, drain=AT_ONCE)
     spec = msgspec.structs.replace(fleet_of(front.triton), gateway=addresses)
     file = tmp_path / "fleet.yaml"
     file.write_bytes(msgspec.yaml.encode(spec))

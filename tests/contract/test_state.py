@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from headrace.local.ports import free_ports
 from router.state.errors import StateUnavailable, WriteConflict
 from router.state.store import DocumentStore, Mark
-from tests.contract.state_gateways import DRAIN, OTHER_FILE, Gateway, document, running, until
+from tests.contract.state_gateways import DRAIN, FILE, OTHER_FILE, Gateway, document, documents_of, running, until
 from tests.valkey import ValkeyProcess, servers_here
 
 
@@ -43,6 +43,39 @@ async def test_the_gateway_started_last_publishes_its_file_and_the_other_says_th
         assert first.state.status.file_differs
         assert not last.state.status.file_differs
         assert last.ids == {"b", "r2"}
+
+
+async def test_a_file_that_is_read_again_is_published_whoever_started_last(redis_server: ValkeyProcess) -> None:
+    first, last = Gateway(redis_server.url), Gateway(redis_server.url)
+    async with running(first, last):
+        await last.state.put(document("endpoints", "a", DRAIN))
+        await first.state.publish(documents_of(OTHER_FILE, "other"), "other")
+        assert first.ids == {"b", "r2"}, "in force when it is said to be"
+        await until(lambda: last.ids == {"b", "r2"}, within_s=1)
+        assert last.state.status.file_differs
+        assert not first.state.status.file_differs
+        await last.state.publish(documents_of(FILE, "same"), "same")
+        await until(lambda: first.ids == last.ids == {"a", "r"}, within_s=1)
+        assert first.drained("a"), "what others have said of it still counts"
+
+
+async def test_a_file_that_is_read_again_while_redis_is_away_is_published_when_it_is_back(tmp_path: Path) -> None:
+    async with ValkeyProcess(servers_here()[0], tmp_path) as valkey:
+        gateway = Gateway(valkey.url)
+        async with running(gateway):
+            valkey.kill()
+            await until(lambda: not gateway.state.status.connected)
+            await gateway.state.publish(documents_of(OTHER_FILE, "other"), "other")
+            await valkey.start()
+            await until(lambda: gateway.ids == {"b", "r2"}, within_s=5)
+
+
+async def test_without_a_redis_section_a_file_that_is_read_again_is_the_fleet() -> None:
+    gateway = Gateway(None)
+    async with running(gateway):
+        await gateway.state.publish(documents_of(OTHER_FILE, "other"), "other")
+        assert gateway.ids == {"b", "r2"}
+        assert gateway.state.documents == documents_of(OTHER_FILE, "other")
 
 
 async def test_a_source_replaces_only_its_own_documents(redis_server: ValkeyProcess) -> None:

@@ -18,6 +18,7 @@ import yaml
 from router.spec.fleet import GatewaySpec
 from tests.fleet import Fleet
 from tests.harness import (
+    AT_ONCE,
     CHAT,
     OPEN,
     EngineConnection,
@@ -224,7 +225,11 @@ async def test_floods_of_bad_input_leave_memory_and_counters_where_they_were(
     async with ScriptedEngine(answer) as engine:
         http_port, admin_port = free_port(), free_port()
         addresses = GatewaySpec(
-            http=f"127.0.0.1:{http_port}", admin=f"127.0.0.1:{admin_port}", body_limit="1MiB", auth=OPEN
+            http=f"127.0.0.1:{http_port}",
+            admin=f"127.0.0.1:{admin_port}",
+            body_limit="1MiB",
+            auth=OPEN,
+            drain=AT_ONCE,
         )
         spec = msgspec.structs.replace(one_pool(engine.endpoint()), gateway=addresses)
         (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(msgspec.to_builtins(spec)))

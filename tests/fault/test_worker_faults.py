@@ -119,7 +119,6 @@ async def kept_slot(engine: ScriptedEngine) -> AsyncIterator[slot.Slot]:
             number=1,
             spec=spec,
             documents=msgspec.json.encode(file_documents(spec, content_hash="h")),
-            content_hash="h",
             http=http,
             log_level="error",
             log_format="text",

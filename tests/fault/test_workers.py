@@ -19,7 +19,7 @@ from headrace.workers.channel import REPORT_EVERY_S
 from router.spec.documents import file_documents
 from router.spec.fleet import AuthSpec, EndpointSpec, GatewaySpec, JwtSpec, RouteSpec, TenantSpec
 from router.state.store import DocumentStore, Mark
-from tests.fault.worker_command import WORKERS, Command, HeldEngine, clients_of, command, streams
+from tests.fault.worker_command import WORKERS, Command, HeldEngine, clients_of, command, connects_forever, streams
 from tests.harness import DONE, STREAM, free_port, one_pool
 from tests.issuer import AUDIENCE, LocalIssuer
 from tests.valkey import ValkeyProcess, servers_here
@@ -39,15 +39,6 @@ async def running(engine: HeldEngine, tmp_path_factory: pytest.TempPathFactory) 
     """A gateway whose workers tests may kill."""
     async with command(tmp_path_factory.mktemp("workers"), one_pool(engine.endpoint(), max_in_flight="off")) as running:
         yield running
-
-
-async def connects_forever(address: str) -> None:
-    """Connect again and again. Raises OSError when a connection is refused."""
-    host, _, port = address.rpartition(":")
-    while True:
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.close()
-        await asyncio.sleep(0.001)
 
 
 async def test_a_killed_worker_takes_only_its_own_streams_and_the_port_never_refuses(

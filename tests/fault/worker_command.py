@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.spec.fleet import AuthSpec, FleetSpec, GatewaySpec
-from tests.harness import DONE, ONE, OPEN, STREAM, EngineConnection, ScriptedEngine, free_port
+from tests.harness import AT_ONCE, DONE, ONE, OPEN, STREAM, EngineConnection, ScriptedEngine, free_port
 
 WORKERS = 2
 
@@ -142,7 +142,10 @@ async def command(
 ) -> AsyncIterator[Command]:
     """Run the command for `spec`; whatever a test leaves of it is killed."""
     addresses = addresses or GatewaySpec(
-        http=f"127.0.0.1:{free_port()}", admin=f"127.0.0.1:{free_port()}", grpc=f"127.0.0.1:{free_port()}"
+        http=f"127.0.0.1:{free_port()}",
+        admin=f"127.0.0.1:{free_port()}",
+        grpc=f"127.0.0.1:{free_port()}",
+        drain=AT_ONCE,
     )
     gateway = msgspec.structs.replace(addresses, auth=auth)
     file, log = folder / "fleet.yaml", folder / "log"
@@ -161,6 +164,15 @@ async def command(
                 one.kill()
             process.kill()
         await process.wait()
+
+
+async def connects_forever(address: str) -> None:
+    """Connect again and again. Raises OSError when a connection is refused."""
+    host, _, port = address.rpartition(":")
+    while True:
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.close()
+        await asyncio.sleep(0.001)
 
 
 def clients_of(worker: psutil.Process, address: str | None) -> set[int]:

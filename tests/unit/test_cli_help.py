@@ -27,6 +27,7 @@ def test_the_version_is_that_of_the_distribution_and_tells_whether_the_relay_is_
         "",
         "up",
         "gateway",
+        "reload",
         "check",
         "schema",
         "endpoints",
@@ -49,4 +50,4 @@ def test_every_command_explains_itself_in_short_and_in_long_and_offers_no_comple
 
 def test_the_gateway_names_its_variables_ports_and_signals() -> None:
     text = run("gateway", "-h")
-    assert all(word in text for word in (*VARIABLES, ":8000", "9090", "SIGTERM", "SIGINT"))
+    assert all(word in text for word in (*VARIABLES, ":8000", "9090", "SIGTERM", "SIGINT", "SIGHUP"))

@@ -98,6 +98,7 @@ def test_the_fleet_file_is_read_back_strictly_without_a_problem(tmp_path: Path) 
         "grpc": "127.0.0.1:8001",
         "admin": "127.0.0.1:9090",
         "auth": {"anonymous": "allow"},
+        "drain": {"settle": "0s"},
     }
 
 

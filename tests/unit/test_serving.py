@@ -4,11 +4,15 @@ import asyncio
 
 import pytest
 
+from gateway.reload import Reloaded, ReloadError
 from headrace.serving import Stop, serve
 
 
 class HangingServer:
     """A fake: no real server can be made to hang in its start for certain."""
+
+    settle_s = 0.0
+    cut = 0
 
     def __init__(self) -> None:
         self.starts = asyncio.Event()
@@ -22,6 +26,12 @@ class HangingServer:
         except asyncio.CancelledError:
             self.start_cancelled = True
             raise
+
+    def begin_drain(self) -> None:
+        raise AssertionError("it has not served")
+
+    async def reload(self) -> Reloaded:
+        raise ReloadError("no")
 
     async def stop(self) -> None:
         assert self.start_cancelled

@@ -22,6 +22,7 @@ from router.spec.fleet import (
     AuthSpec,
     ChatTemplateSpec,
     ClientsSpec,
+    DrainSpec,
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
@@ -281,6 +282,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 ),
                 access_log=st.sampled_from(["off", "stdout"]) | words.map(lambda word: f"/{word}").filter(LOG.match),
                 auth=struct(AuthSpec, anonymous=st.sampled_from(["allow", "deny"]), jwt=issuers()),
+                drain=struct(DrainSpec, settle=durations | st.just("0s"), grace=durations),
                 overload=struct(
                     OverloadSpec,
                     loop_lag=durations_or_off,

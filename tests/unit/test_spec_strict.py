@@ -18,6 +18,7 @@ from router.spec.units import (
     BaseUrl,
     Duration,
     DurationOrOff,
+    DurationOrZero,
     FleetName,
     HostPort,
     HttpUrl,
@@ -103,6 +104,7 @@ def test_the_example_is_correct() -> None:
         ("500ms", "off", "13:16 pools.smollm.timeouts.connect", "'off' is not a duration: write a number and ms, s, m or h, like 30s"),
         ("500ms", "0s", "13:16 pools.smollm.timeouts.connect", "must be longer than zero"),
         ("total: off", "total: 0.0s", "14:14 pools.smollm.timeouts.total", "must be longer than zero; write off for no limit"),
+        ('http: ":8000"', "drain: {settle: 0s, grace: 0s}", "18:30 gateway.drain.grace", "must be longer than zero"),
         ('http: ":8000"', "http: 8000", "18:9 gateway.http", '8000 is not an address to listen on: write ":8000" for every interface, or HOST:8000'),
         ('http: ":8000"', "body_limit: 32MB", "18:15 gateway.body_limit", "'32MB' is not a size: write 32MiB"),
         ('http: ":8000"', "body_limit: 4096", "18:15 gateway.body_limit", "a size needs its unit: write 4096B, or use KiB, MiB, GiB"),
@@ -258,7 +260,7 @@ def test_no_message_repeats_what_stands_where_the_redis_url_should() -> None:
 @pytest.mark.parametrize(
     ("type_", "value"),
     [
-        (Name, "a"), (FleetName, "a"), (Duration, "1s"), (DurationOrOff, "off"), (Size, "1B"),
+        (Name, "a"), (FleetName, "a"), (Duration, "1s"), (DurationOrOff, "off"), (DurationOrZero, "0s"), (Size, "1B"),
         (HostPort, "h:1"), (ListenAddress, ":1"), (HttpUrl, "http://h"), (BaseUrl, "http://h"), (RedisUrl, "redis://h"),
     ],
 )  # fmt: skip

@@ -27,9 +27,15 @@ def report(phase: Phase = "ready", detail: str = "", in_flight: int = 0, answere
         metrics.answered("completions", "m", 200, 1.0, None)
     endpoints = {"e": EndpointReport(phase, detail, in_flight, False)}
     return Report(
-        serving=True, live_requests=0, redis_connected=None, endpoints=endpoints, queues={}, rows=metrics.rows(),
+        serving=True,
+        live_requests=0,
+        cut=0,
+        redis_connected=None,
+        endpoints=endpoints,
+        queues={},
+        rows=metrics.rows(),
         degraded=[],
-    )  # fmt: skip
+    )
 
 
 def test_an_endpoint_is_as_good_as_the_best_worker_sees_it_and_the_detail_names_the_others() -> None:

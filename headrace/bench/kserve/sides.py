@@ -18,7 +18,7 @@ from headrace.bench.processes import environment
 from headrace.local.part import Part
 from headrace.local.ports import LOOPBACK
 from headrace.local.run_dir import RunDir
-from router.spec.fleet import AuthSpec, EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec
+from router.spec.fleet import AuthSpec, DrainSpec, EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec
 
 GATEWAY: Final = "gateway"
 BARE: Final = "bare"
@@ -82,6 +82,7 @@ def fleet_spec(ports: Ports) -> FleetSpec:
             grpc=f"{LOOPBACK}:{ports.grpc}",
             admin=f"{LOOPBACK}:{ports.admin}",
             auth=AuthSpec(anonymous="allow"),
+            drain=DrainSpec(settle="0s"),
         ),
     )
 

@@ -23,7 +23,7 @@ from headrace.local.part import Part
 from headrace.local.ports import LOOPBACK, free_ports
 from headrace.local.probe import Probe, http_probe
 from headrace.local.run_dir import RunDir
-from router.spec.fleet import AuthSpec, EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec
+from router.spec.fleet import AuthSpec, DrainSpec, EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec
 
 GATEWAY: Final = "gateway"
 DIRECT: Final = "direct"
@@ -104,7 +104,12 @@ def fleet_spec(engines: Engines, port: int, admin: int, *, grpc_engine: bool) ->
         fleet="bench",
         pools=pools,
         routes={name: RouteSpec(pool=name) for name in pools},
-        gateway=GatewaySpec(http=f"{LOOPBACK}:{port}", admin=f"{LOOPBACK}:{admin}", auth=AuthSpec(anonymous="allow")),
+        gateway=GatewaySpec(
+            http=f"{LOOPBACK}:{port}",
+            admin=f"{LOOPBACK}:{admin}",
+            auth=AuthSpec(anonymous="allow"),
+            drain=DrainSpec(settle="0s"),
+        ),
     )
 
 

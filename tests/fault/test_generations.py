@@ -1,0 +1,472 @@
+"""`headrace gateway` that reads its fleet file again while streams run: a new generation of workers takes the place of
+the old one, and a single process takes over what it can.
+
+STREAMS=1000 in the environment runs the change of generations under that many streams.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+import yaml
+from tritonclient.grpc import service_pb2
+from typer.testing import CliRunner
+
+from gateway.upstream.triton.raw import SERVICE
+from headrace.bench.kserve.engine import make_handlers
+from headrace.bench.kserve.messages import MODEL_OF_ROUTE, ONCE, stream_responses, text_request
+from headrace.bench.kserve.messages import STREAM as STREAM_ROUTE
+from headrace.cli.main import app
+from router.spec.fleet import (
+    DrainSpec,
+    EndpointSpec,
+    FleetSpec,
+    GatewaySpec,
+    OverloadSpec,
+    PoolSpec,
+    ProbeSpec,
+    RouteSpec,
+)
+from tests.fault.worker_command import WORKERS, Command, HeldEngine, command, streams
+from tests.harness import DONE, ONE, STREAM, EngineConnection, free_port, one_pool
+
+STREAMS = int(os.environ.get("STREAMS", "100"))
+GENERATIONS = 5
+MOST_FAILED = 0.01
+PATIENT_PROBES = ProbeSpec(interval="250ms", timeout="20s")
+MAY_END_SO = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+LOST_WHILE_WRITING = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+"""What gRPC's own asyncio client says of a call that ends while it still writes its request, whatever the status."""
+
+SHORT = {**STREAM, "messages": [{"role": "user", "content": "short"}]}
+HELD_CALL = text_request(STREAM_ROUTE)
+_short = service_pb2.ModelInferRequest.FromString(HELD_CALL)
+_short.id = "short"
+SHORT_CALL = _short.SerializeToString()
+
+
+ALL_OF_IT = 2, grpc.StatusCode.OK
+"""How many messages a stream has, and how it ends."""
+
+
+class Engine(HeldEngine):
+    """Holds all streams but those that are asked to be short."""
+
+    async def _hold(self, connection: EngineConnection) -> None:
+        if b'"short"' in connection.body:
+            await connection.events(ONE, DONE)
+            await connection.end()
+        else:
+            await super()._hold(connection)
+
+
+class HeldTriton:
+    """A stand-in for Triton that does the same; no real one can be told to."""
+
+    def __init__(self) -> None:
+        self.held = asyncio.Event()
+        self._server = grpc.aio.server()
+        self.endpoint = EndpointSpec(id="unknown")
+
+    async def __aenter__(self) -> "HeldTriton":
+        infer = grpc.stream_stream_rpc_method_handler(self._infer)
+        handlers = {**await make_handlers(1), "ModelStreamInfer": infer}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        self.endpoint = EndpointSpec(id="triton", grpc=f"127.0.0.1:{port}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(0)
+
+    def let_go(self) -> None:
+        held, self.held = self.held, asyncio.Event()
+        held.set()
+
+    async def _infer(self, _: object, context: Any) -> None:
+        first, last = stream_responses(MODEL_OF_ROUTE[STREAM_ROUTE], 2)
+        while (message := await context.read()) is not grpc.aio.EOF:
+            held = self.held
+            await context.write(first)
+            if b"short" not in message:
+                await held.wait()
+            await context.write(last)
+
+
+class Call:
+    """One gRPC client's stream."""
+
+    def __init__(self, channel: grpc.aio.Channel, message: bytes) -> None:
+        self.messages = 0
+        self.details = ""
+        self.code: grpc.StatusCode | None = None
+        self.began = asyncio.Event()
+        self.ended = asyncio.create_task(self._run(channel, message))
+
+    @property
+    def complete(self) -> bool:
+        return (self.messages, self.code) == ALL_OF_IT
+
+    async def _run(self, channel: grpc.aio.Channel, message: bytes) -> None:
+        call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(message)
+            await call.done_writing()
+            async for _ in call:  # `read` would leave out what it has not asked for when the status comes
+                self.messages += 1
+                self.began.set()
+        self.code = await call.code()
+        self.details = await call.details()
+
+
+@contextlib.asynccontextmanager
+async def channels(address: str | None, count: int) -> AsyncIterator[list[grpc.aio.Channel]]:
+    """Channels that have a connection each."""
+    assert address is not None
+    alone = [("grpc.use_local_subchannel_pool", 1)]
+    opened = [grpc.aio.insecure_channel(address, options=alone) for _ in range(count)]
+    try:
+        yield opened
+    finally:
+        await asyncio.gather(*(one.close() for one in opened))
+
+
+@contextlib.asynccontextmanager
+async def calls(address: str | None, count: int) -> AsyncIterator[list[Call]]:
+    """gRPC streams that have begun."""
+    async with channels(address, -(-count // 10)) as opened:
+        begun = [Call(opened[number % len(opened)], HELD_CALL) for number in range(count)]
+        try:
+            async with asyncio.timeout(60):
+                for call in begun:
+                    await call.began.wait()
+            yield begun
+        finally:
+            for call in begun:
+                call.ended.cancel()
+            await asyncio.gather(*(call.ended for call in begun), return_exceptions=True)
+
+
+class Traffic:
+    """Short requests without end, over HTTP on new and on kept connections, and over gRPC; and a look at readiness
+    and counters meanwhile."""
+
+    def __init__(self, running: Command) -> None:
+        self._running = running
+        self.http: Counter[str] = Counter()
+        self.grpc: Counter[str] = Counter()
+
+    async def new_connections(self) -> None:
+        while True:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+                await self._ask(session)
+
+    async def kept_connections(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            while True:
+                await self._ask(session)
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        try:
+            async with session.post(f"{self._running.url}/v1/chat/completions", json=SHORT) as response:
+                whole = await response.read() == ONE + DONE
+                self.http["whole" if whole else f"{response.status}, not whole"] += 1
+        except aiohttp.ClientError as error:
+            self.http[repr(error)] += 1
+        await asyncio.sleep(0.01)
+
+    async def grpc_calls(self, channel: grpc.aio.Channel) -> None:
+        infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        request = text_request(ONCE)
+        while True:
+            try:
+                await infer(request, timeout=30)
+                self.grpc["whole"] += 1
+            except grpc.aio.AioRpcError as error:
+                assert error.code() in MAY_END_SO, error
+                self.grpc[f"{error.code().name}: {error.details()}"] += 1
+            call = Call(channel, SHORT_CALL)
+            await call.ended
+            if not call.complete:
+                ended_so = call.code in MAY_END_SO or (call.code, call.details) == LOST_WHILE_WRITING
+                assert ended_so and not call.messages, (call.code, call.messages, call.details)
+            self.grpc["whole" if call.complete else f"{call.code}"] += 1
+            await asyncio.sleep(0.01)
+
+    async def readiness(self) -> None:
+        while True:
+            state = await self._running.readiness()
+            assert state["status"] == "ready", state
+            await asyncio.sleep(0.05)
+
+    async def counters(self) -> None:
+        before: dict[tuple[str, ...], float] = {}
+        while True:
+            after = await self._running.samples()
+            counted = {key for key in before if key[0].endswith(("_total", "_bucket", "_sum", "_count"))}
+            assert not {key for key in counted if after.get(key, 0) < before[key]}
+            before = after
+            await asyncio.sleep(0.2)
+
+    @contextlib.asynccontextmanager
+    async def flowing(self) -> AsyncIterator[None]:
+        """As long as it flows, nothing that it asserts may fail."""
+        async with channels(self._running.addresses.grpc, 4) as opened:
+            parts = [
+                *(self.new_connections() for _ in range(4)),
+                *(self.kept_connections() for _ in range(4)),
+                *(self.grpc_calls(channel) for channel in opened),
+                self.readiness(),
+                self.counters(),
+            ]
+            tasks = [asyncio.create_task(part) for part in parts]
+            try:
+                yield
+                for task in tasks:
+                    if task.done():
+                        task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def both_apis(engine: Engine, triton: HeldTriton) -> FleetSpec:
+    """The route `m` to the one, and routes of the bench's models to the other. What a starved machine would change is
+    off: signs of life in silent streams, and probes that give an engine up for being slow."""
+    spec = one_pool(engine.endpoint(), probe=PATIENT_PROBES, ping="off", max_in_flight="off")
+    pools = {
+        route: PoolSpec(
+            protocol="triton",
+            model=MODEL_OF_ROUTE[route],
+            probe=PATIENT_PROBES,
+            max_in_flight="off",
+            endpoints=[msgspec.structs.replace(triton.endpoint, id=f"triton-{route}")],
+        )
+        for route in (ONCE, STREAM_ROUTE)
+    }
+    routes = {route: RouteSpec(pool=route) for route in pools}
+    return msgspec.structs.replace(spec, pools={**spec.pools, **pools}, routes={**spec.routes, **routes})
+
+
+def addresses(settle: str) -> GatewaySpec:
+    http, admin, grpc_ = (f"127.0.0.1:{free_port()}" for _ in range(3))
+    return GatewaySpec(
+        http=http, admin=admin, grpc=grpc_, drain=DrainSpec(settle=settle), overload=OverloadSpec(loop_lag="off")
+    )
+
+
+def workers_are(serving: int, draining: int) -> Callable[[Any], bool]:
+    expected = {"configured": WORKERS, "serving": serving, "draining": draining}
+    return lambda state: state["status"] == "ready" and state["detail"]["workers"] == expected
+
+
+def rewrite(running: Command, change: Callable[[dict[str, Any]], None]) -> None:
+    file = running.log.with_name("fleet.yaml")
+    content = yaml.safe_load(file.read_text())
+    change(content)
+    file.write_text(yaml.safe_dump(content))
+
+
+async def reload(running: Command) -> tuple[int, Any]:
+    url = f"http://{running.addresses.admin}/admin/v1/reload"
+    async with aiohttp.ClientSession() as session, session.post(url) as response:
+        return response.status, await response.json()
+
+
+async def until_logged(running: Command, text: str) -> None:
+    async with asyncio.timeout(20):
+        while text not in running.log.read_text():  # noqa: ASYNC110 - a file is no event
+            await asyncio.sleep(0.05)
+
+
+async def routes_of(running: Command) -> set[str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{running.url}/v1/models") as response:
+        return {model["id"] for model in (await response.json())["data"]}
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncIterator[Engine]:
+    engine = Engine()
+    async with engine:
+        yield engine
+
+
+async def test_generations_change_under_streams_and_none_is_lost(engine: Engine, tmp_path: Path) -> None:
+    async with HeldTriton() as triton, command(tmp_path, both_apis(engine, triton), addresses("1s")) as running:
+        await running.until(workers_are(WORKERS, 0))
+        traffic = Traffic(running)
+        statuses: Counter[str] = Counter()
+        async with traffic.flowing():
+            for _ in range(GENERATIONS):
+                old = {worker.pid for worker in running.workers}
+                async with (
+                    streams(running.url, STREAMS // 2) as http,
+                    calls(running.addresses.grpc, STREAMS // 2) as rpcs,
+                ):
+                    running.process.send_signal(signal.SIGHUP)
+                    await running.until(workers_are(WORKERS, WORKERS))
+                    assert {worker.pid for worker in running.workers} > old
+                    await asyncio.sleep(2)  # the old ones serve on for a second, then take nothing new
+                    ends = [*(stream.ended for stream in http), *(call.ended for call in rpcs)]
+                    assert not any(end.done() for end in ends)
+                    engine.let_go()
+                    triton.let_go()
+                    await asyncio.wait(ends, timeout=60)
+                    assert all(one.complete for one in http)
+                    statuses.update(str(one.code) for one in rpcs)
+                    assert {one.messages for one in rpcs} == {ALL_OF_IT[0]}
+                    # gRPC's server closes a connection with its last stream, and a reset may overtake the status.
+                    assert {one.code for one in rpcs} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+                await running.until(workers_are(WORKERS, 0))
+                assert not old & {worker.pid for worker in running.workers}
+        print(f"HTTP: {dict(traffic.http)}; gRPC: {dict(traffic.grpc)}; held: {dict(statuses)}")
+        assert set(traffic.http) == {"whole"}
+        failed = traffic.grpc.total() - traffic.grpc["whole"]
+        assert failed <= MOST_FAILED * traffic.grpc.total()
+        assert (await running.samples())["headrace_worker_restarts_total",] == 0
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.ends() == 0
+        assert "Traceback" not in running.log.read_text()
+
+
+async def test_new_workers_serve_what_the_file_says_now(engine: Engine, tmp_path: Path) -> None:
+    async with command(tmp_path, one_pool(engine.endpoint()), addresses("0s")) as running:
+        await running.until(workers_are(WORKERS, 0))
+
+        def change(file: dict[str, Any]) -> None:
+            file["routes"]["new"] = {"pool": "p"}
+            file["gateway"].update(expose_routing=False, admin=f"127.0.0.1:{free_port()}")
+
+        rewrite(running, change)
+        assert await reload(running) == (200, {"needs_restart": ["gateway.admin"]})
+        await running.until(workers_are(WORKERS, 0))
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{running.url}/v1/chat/completions", json={**SHORT, "model": "new"}) as response:
+                assert response.status == 200
+                assert not [name for name in response.headers if name.lower().startswith("x-headrace")]
+        await until_logged(running, "gateway.admin: what the file says now is in force only after a restart")
+        running.workers[0].kill()  # the one that takes its place serves the same
+        await running.until(workers_are(WORKERS - 1, 0))
+        await running.until(workers_are(WORKERS, 0))
+        for _ in range(8):
+            assert await routes_of(running) == {"m", "new"}
+
+
+@pytest.mark.parametrize("workers", [1, WORKERS])
+async def test_a_file_with_mistakes_changes_nothing_and_the_log_names_them(
+    engine: Engine, tmp_path: Path, workers: int
+) -> None:
+    async with command(tmp_path, one_pool(engine.endpoint()), addresses("0s"), workers) as running:
+        await running.until(lambda state: state["status"] == "ready")
+        before = {worker.pid for worker in running.workers}
+        rewrite(running, lambda file: file["pools"]["p"].pop("model"))
+        running.process.send_signal(signal.SIGHUP)
+        await until_logged(
+            running, "not reloaded: The fleet file is refused, and what was read before stays in force: "
+        )
+        status, answer = await reload(running)
+        assert (status, answer["error"]["code"]) == (409, "not_reloaded")
+        assert f"{running.log.with_name('fleet.yaml')}:" in answer["error"]["message"]
+        assert {worker.pid for worker in running.workers} == before
+        assert await routes_of(running) == {"m"}
+
+        def change(file: dict[str, Any]) -> None:
+            file["fleet"] = "other"
+            file["pools"]["p"]["model"] = "engine-model"
+
+        rewrite(running, change)
+        status, answer = await reload(running)
+        assert status == 409 and "the fleet other" in answer["error"]["message"]
+
+
+async def test_a_generation_that_does_not_come_to_serve_leaves_the_old_one_as_it_is(
+    engine: Engine, tmp_path: Path
+) -> None:
+    async with command(tmp_path, one_pool(engine.endpoint()), addresses("0s")) as running:
+        await running.until(workers_are(WORKERS, 0))
+        old = {*running.workers}
+        async with streams(running.url, 8) as clients:
+            reloading = asyncio.create_task(reload(running))
+            async with asyncio.timeout(20):
+                while not (new := {*running.workers} - old):  # noqa: ASYNC110 - processes are no events here
+                    await asyncio.sleep(0.005)
+            killed = new.pop()
+            killed.kill()
+            status, answer = await reloading
+            assert status == 409
+            assert f"(process {killed.pid}) was ended by SIGKILL before it served" in answer["error"]["message"]
+            await running.until(workers_are(WORKERS, 0))
+            assert {*running.workers} >= old
+            engine.let_go()
+            await asyncio.wait([client.ended for client in clients], timeout=5)
+            assert all(client.complete for client in clients)
+        await asyncio.to_thread(psutil.wait_procs, [*new], 10)
+        assert {*running.workers} == old
+        assert (await reload(running))[0] == 200
+
+
+async def test_told_to_stop_during_a_change_it_stops_both_generations(engine: Engine, tmp_path: Path) -> None:
+    async with command(tmp_path, one_pool(engine.endpoint()), addresses("0s")) as running:
+        await running.until(workers_are(WORKERS, 0))
+        async with streams(running.url, 8) as clients:
+            running.process.send_signal(signal.SIGHUP)
+            await running.until(lambda state: state["detail"]["workers"]["draining"] > 0)
+            known = {*running.workers}
+            running.process.send_signal(signal.SIGHUP)
+            async with asyncio.timeout(20):
+                while {*running.workers} <= known:  # noqa: ASYNC110 - processes are no events here
+                    await asyncio.sleep(0.02)
+            running.process.send_signal(signal.SIGTERM)
+            await running.until(lambda state: state["status"] == "not_ready")
+            assert not any(client.ended.done() for client in clients)
+            engine.let_go()
+            await asyncio.wait([client.ended for client in clients], timeout=5)
+            assert all(client.complete for client in clients)
+        assert await running.ends() == 0
+        log = running.log.read_text()
+        assert "not reloaded: The gateway has been told to stop" in log
+        assert "Traceback" not in log and "never retrieved" not in log
+
+
+async def test_a_single_process_takes_over_documents_and_names_what_needs_a_restart(
+    engine: Engine, tmp_path: Path
+) -> None:
+    async with command(tmp_path, one_pool(engine.endpoint()), addresses("0s"), workers=1) as running:
+        await running.until(lambda state: state["status"] == "ready")
+        async with streams(running.url, 2) as clients:
+
+            def change(file: dict[str, Any]) -> None:
+                file["routes"]["new"] = {"pool": "p"}
+                file["gateway"].update(expose_routing=False, body_limit="1MiB")
+
+            rewrite(running, change)
+            environment = {"HEADRACE_ADMIN": f"http://{running.addresses.admin}"}
+            result = await asyncio.to_thread(CliRunner().invoke, app, ["reload"], env=environment)
+            assert result.exit_code == 0
+            assert result.stdout == "The fleet file was read again and is in force.\n"
+            assert [line.partition(":")[0] for line in result.stderr.splitlines()] == [
+                "gateway.body_limit",
+                "gateway.expose_routing",
+            ]
+            assert await routes_of(running) == {"m", "new"}
+            rewrite(running, lambda file: file["routes"].pop("new"))
+            running.process.send_signal(signal.SIGHUP)
+            async with asyncio.timeout(10):
+                while await routes_of(running) != {"m"}:  # noqa: ASYNC110 - an API is no event
+                    await asyncio.sleep(0.05)
+            engine.let_go()
+            await asyncio.wait([client.ended for client in clients], timeout=5)
+            assert all(client.complete for client in clients)
