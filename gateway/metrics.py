@@ -65,7 +65,9 @@ class Metrics(Collector):
             "headrace_lease_asks", "Times the shared store was asked for a part of a limit.", ("outcome",)
         )
         self.overloaded = Counters(
-            "headrace_overload_seconds", "Seconds that a process has spent in each stage of overload.", ("stage",)
+            "headrace_overload_seconds",
+            "Seconds for which a process has taken a measure against being short of something.",
+            ("measure",),
         )
         self.access_log_dropped = Counters(
             "headrace_access_log_dropped",

@@ -15,11 +15,12 @@ import os
 import random
 import resource
 import time
+from collections import deque
 from pathlib import Path
 
 from gateway.metrics import Metrics
 from router.errors import ApiError, unavailable
-from router.overload import Change, Overload, Stage
+from router.overload import Change, Measure, Overload
 from router.spec.fleet import OverloadSpec
 from router.spec.units import seconds, share
 
@@ -37,11 +38,12 @@ _CLEARED = b"inactive_file "
 logger = logging.getLogger(__name__)
 
 _WORDS = {
-    Stage.NORMAL: "everything is served",
-    Stage.SHED_BATCH: "requests of class batch are refused",
-    Stage.STOP_KEEP_ALIVE: "connections are closed after their answer",
-    Stage.REFUSE: "new requests are refused",
+    Measure.SHED_BATCH: "requests of class batch are refused",
+    Measure.STOP_KEEP_ALIVE: "connections are closed after their answer",
+    Measure.REFUSE: "new requests are refused",
 }
+_LAGS = 3
+"""How many times in a row the loop must have been late: a single time says little."""
 
 
 class OverloadWatch:
@@ -54,21 +56,22 @@ class OverloadWatch:
         self._files_share = share(spec.files) or _LEAST
         self._cpu_share = share(spec.cpu) or _LEAST
         self._cpu_s = 0.0
+        self._lags: deque[float] = deque([0.0] * _LAGS, _LAGS)
         self._metrics = metrics
 
     @property
     def keeps_connections(self) -> bool:
         """Whether connections of clients are kept after their answer."""
-        return self._overload.stage < Stage.STOP_KEEP_ALIVE
+        return Measure.STOP_KEEP_ALIVE not in self._overload.taken
 
     def admit(self) -> None:
         """Raises a 503 ApiError if no new request is taken."""
-        if self._overload.stage is Stage.REFUSE:
+        if Measure.REFUSE in self._overload.taken:
             raise refused()
 
     def admit_batch(self) -> None:
         """Raises a 503 ApiError if no new request of class `batch` is taken."""
-        if self._overload.stage >= Stage.SHED_BATCH:
+        if not self._overload.taken.isdisjoint((Measure.SHED_BATCH, Measure.REFUSE)):
             message = "The gateway is busy and takes no requests of class batch now. Try again in a while."
             raise unavailable(message, code="overloaded", retry_after=random.randint(*_BATCH_RETRY_AFTER_S))
 
@@ -82,16 +85,17 @@ class OverloadWatch:
                 await asyncio.sleep(_EVERY_S)
                 before, now = now, loop.time()
                 pressures = self._measure(max(now - before - _EVERY_S, 0.0), now - before, memory)
-                change = self._overload.update(pressures, now)
-                self._metrics.overloaded.values[self._overload.stage.name.lower(),] += now - before
-                if change is not None:
+                for change in self._overload.update(pressures, now):
                     _tell(change)
+                for measure in self._overload.taken:
+                    self._metrics.overloaded.values[measure.value,] += now - before
 
     def _measure(self, lag: float, elapsed: float, memory: "_Memory") -> dict[str, float]:
         before, self._cpu_s = self._cpu_s, time.thread_time()
+        self._lags.append(lag)
         return {
             "cpu": (self._cpu_s - before) / elapsed / self._cpu_share,
-            "loop": lag / self._lag_limit,
+            "loop": min(self._lags) / self._lag_limit,
             "memory": memory.used() / self._memory_share,
             "files": _files_used() / self._files_share,
         }
@@ -104,10 +108,12 @@ def refused() -> ApiError:
 
 
 def _tell(change: Change) -> None:
-    level = logging.WARNING if change.now > change.before else logging.INFO
-    text = "overload: %s: %s is at %.0f%% of its limit (stage %s -> %s)"
-    stages = change.before.name.lower(), change.now.name.lower()
-    logger.log(level, text, _WORDS[change.now], change.resource, change.pressure * 100, *stages)
+    where = change.resource, change.pressure * 100
+    if change.taken:
+        logger.warning("overload: %s: %s is at %.0f%% of its limit", _WORDS[change.measure], *where)
+    else:
+        text = "overload: it is over that %s: %s is at %.0f%% of its limit"
+        logger.info(text, _WORDS[change.measure], *where)
 
 
 def _files_used() -> float:

@@ -18,7 +18,7 @@ from headrace.workers.totals import WorkerCounts
 from router.admission.limits import KINDS
 from router.admission.tickets import Reason as Refused
 from router.fleet import FleetView, Phase
-from router.overload import Stage
+from router.overload import Measure
 from router.plan import Reason
 from router.prompt import Api
 
@@ -31,7 +31,7 @@ _LABELS: dict[str, str | tuple[str, ...]] = {
     "pool": "the name of a pool",
     "phase": get_args(Phase),
     "failure": tuple(failure.value for failure in Failure),
-    "stage": tuple(stage.name.lower() for stage in Stage),
+    "measure": tuple(measure.value for measure in Measure),
     "outcome": ("exported", "failed", "dropped"),
     "issuer": "the URL of an issuer in `gateway.auth.jwt`",
     "headrace_attempts.reason": get_args(Reason),

@@ -31,8 +31,8 @@ def spec_of(engine: ScriptedEngine, **limits: str) -> FleetSpec:
     return msgspec.structs.replace(spec, gateway=gateway)
 
 
-def seconds_in(running: RunningGateway, stage: str) -> float:
-    return running.gateway.registry.get_sample_value("headrace_overload_seconds_total", {"stage": stage}) or 0.0
+def seconds_of(running: RunningGateway, measure: str) -> float:
+    return running.gateway.registry.get_sample_value("headrace_overload_seconds_total", {"measure": measure}) or 0.0
 
 
 async def status(client: aiohttp.ClientSession, running: RunningGateway) -> tuple[int, str | None, bool]:
@@ -57,7 +57,7 @@ async def test_a_gateway_that_is_short_of_memory_refuses_until_it_is_not(client:
         assert await status(client, running) == (200, None, True)
         watch = running.gateway._overload
         watch._memory_share = 1e-6
-        await running.until(lambda: seconds_in(running, "refuse") > 0, "refusing")
+        await running.until(lambda: seconds_of(running, "refuse") > 0, "refusing")
         assert await status(client, running) == (503, "overloaded", False)
         async with client.get(f"{running.url}/v2/health/live") as response:
             assert response.status == 200

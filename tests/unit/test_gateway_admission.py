@@ -21,7 +21,7 @@ from router.admission.tickets import PRIORITIES
 from router.errors import ApiError
 from router.fleet import FleetView, compile_view
 from router.merge import merge
-from router.overload import Stage
+from router.overload import Measure
 from router.plan import Plan, plan
 from router.prompt import PromptView
 from router.retry import RetryBudget
@@ -257,7 +257,7 @@ async def test_the_newest_of_the_greediest_gives_way_when_the_queue_is_full() ->
 
 async def test_batch_is_refused_while_the_process_is_busy_and_nobody_else() -> None:
     desk = Desk()
-    desk.overload._overload.stage = Stage.SHED_BATCH
+    desk.overload._overload.taken.add(Measure.SHED_BATCH)
     batch, standard = desk.ask(standing=Standing(priority="batch")), desk.ask()
     assert (batch.told, standard.going) == ("overloaded", True)
     for one in (batch, standard):

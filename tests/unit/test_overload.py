@@ -3,77 +3,55 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.overload import CALM_S, ENTERED_AT, Overload, Stage
+from router.overload import CALM_S, MARGIN, Change, Measure, Overload
+
+SHED, CLOSE, REFUSE = Measure.SHED_BATCH, Measure.STOP_KEEP_ALIVE, Measure.REFUSE
+CALM = {"cpu": 0.2, "loop": 0.0, "memory": 0.2, "files": 0.1}
 
 
-def test_the_worst_resource_decides_at_once() -> None:
+def taken(*steps: dict[str, float], every_s: float = 1.0) -> list[set[Measure]]:
+    """The measures in force after each of `steps`, `every_s` seconds apart."""
+    overload, seen = Overload(), []
+    for number, step in enumerate(steps):
+        overload.update({**CALM, **step}, number * every_s)
+        seen.append(set(overload.taken))
+    return seen
+
+
+def test_each_measure_is_for_the_resources_that_it_relieves() -> None:
+    assert taken({"memory": 0.79}, {"memory": 0.8}, {"memory": 1.0}) == [set(), {SHED, CLOSE}, {SHED, CLOSE, REFUSE}]
+    assert taken({"files": 0.8}, {"files": 2.0}) == [{SHED, CLOSE}, {SHED, CLOSE, REFUSE}]
+    assert taken({"loop": 0.79}, {"loop": 0.99}, {"loop": 1.0}) == [set(), {SHED}, {SHED, REFUSE}]
+    assert taken({"cpu": 0.99}, {"cpu": 7.0}) == [set(), {SHED}]
+
+
+def test_a_change_names_the_resource_that_it_is_for() -> None:
     overload = Overload()
-    assert overload.update({"loop": 0.1, "memory": 0.79}, 0) is None
-    change = overload.update({"loop": 0.1, "memory": 0.8}, 1)
-    assert change is not None
-    assert (change.before, change.now, change.resource) == (Stage.NORMAL, Stage.STOP_KEEP_ALIVE, "memory")
-    change = overload.update({"loop": 7.0, "memory": 0.8}, 2)
-    assert change is not None
-    assert (change.now, change.resource) == (Stage.REFUSE, "loop")
+    assert overload.update({**CALM, "loop": 1.2}, 0) == [
+        Change(SHED, True, "loop", 1.2),
+        Change(REFUSE, True, "loop", 1.2),
+    ]
+    assert overload.update({**CALM, "loop": 0.85}, 1) == []
 
 
-def test_a_loop_that_lags_costs_nobody_a_connection() -> None:
-    overload = Overload()
-    stages = []
-    for pressure in (0.99, 1.0):
-        overload.update({"loop": pressure}, 0)
-        stages.append(overload.stage)
-    assert stages == [Stage.SHED_BATCH, Stage.REFUSE]
-
-
-def test_a_core_in_full_use_costs_batch_work_only() -> None:
-    overload = Overload()
-    stages = []
-    for second, pressure in enumerate([0.99, 1.5, *[0.95] * 20, *[0.85] * 20]):
-        overload.update({"cpu": pressure}, second)
-        stages.append(overload.stage)
+def test_a_measure_is_given_up_after_a_while_of_calm() -> None:
+    steps = taken({"memory": 1.0}, *[{"memory": 0.5}] * 10)
     calm = int(CALM_S)
-    assert stages == [Stage.NORMAL, *[Stage.SHED_BATCH] * (21 + calm), *[Stage.NORMAL] * (20 - calm)]
+    assert steps == [{SHED, CLOSE, REFUSE}] * (calm + 1) + [set()] * (10 - calm)
 
 
-def test_a_stage_is_left_after_a_while_of_calm_one_at_a_time() -> None:
-    overload = Overload()
-    overload.update({"memory": 1.0}, 0)
-    stages = []
-    for second in range(1, 24):
-        overload.update({"memory": 0.5}, second)
-        stages.append(overload.stage)
-    calm = int(CALM_S)
-    assert stages[: 3 * calm + 4] == [
-        *[Stage.REFUSE] * calm, *[Stage.STOP_KEEP_ALIVE] * calm, *[Stage.SHED_BATCH] * calm, *[Stage.NORMAL] * 4,
-    ]  # fmt: skip
-
-
-def test_what_is_told_of_a_stage_that_is_left_is_the_greatest_pressure() -> None:
-    overload = Overload()
-    overload.update({"files": 0.2, "memory": 1.0}, 0)
-    overload.update({"files": 0.6, "memory": 0.3}, 1)
-    change = overload.update({"files": 0.6, "memory": 0.3}, 1 + CALM_S)
-    assert change is not None
-    assert (change.now, change.resource, change.pressure) == (Stage.STOP_KEEP_ALIVE, "files", 0.6)
-
-
-def test_a_pressure_just_below_the_threshold_leaves_nothing() -> None:
-    overload = Overload()
-    overload.update({"memory": 1.0}, 0)
-    for second in range(1, 100):
-        assert overload.update({"memory": 0.95 if second % 4 else 0.5}, second) is None
+def test_a_pressure_just_below_the_threshold_gives_nothing_up() -> None:
+    steps = taken({"memory": 1.0}, *[{"memory": 0.95 if number % 4 else 0.5} for number in range(40)])
+    assert all(REFUSE in step for step in steps)
 
 
 @given(st.lists(st.floats(0, 2), max_size=60))
 def test_what_is_refused_is_refused_for_a_reason_not_long_past(pressures: list[float]) -> None:
-    overload, last_high = Overload(), float("-inf")
-    for second, pressure in enumerate(pressures):
-        overload.update({"memory": pressure}, second)
-        if pressure >= ENTERED_AT[Stage.REFUSE]:
-            assert overload.stage is Stage.REFUSE
-        if pressure > 0.9:
-            last_high = second
-        assert overload.stage is not Stage.REFUSE or last_high >= 0
-        if pressure < ENTERED_AT[Stage.STOP_KEEP_ALIVE]:
-            assert overload.stage is Stage.NORMAL or max(pressures[: second + 1]) >= ENTERED_AT[Stage.STOP_KEEP_ALIVE]
+    last = float("-inf")
+    for second, (pressure, measures) in enumerate(
+        zip(pressures, taken(*({"memory": pressure} for pressure in pressures)), strict=True)
+    ):
+        if pressure >= 1.0 - MARGIN:
+            last = second
+        assert pressure < 1.0 or REFUSE in measures
+        assert REFUSE not in measures or second - last <= CALM_S + 1
