@@ -70,10 +70,13 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def streams(url: str, count: int) -> AsyncIterator[list[Client]]:
-    """Streams that have begun."""
+    """Streams that have begun, one a little after the other: of a burst one worker may accept all."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        clients = [Client(session, url) for _ in range(count)]
+        clients: list[Client] = []
         try:
+            for _ in range(count):
+                clients.append(Client(session, url))
+                await asyncio.sleep(0.002)
             async with asyncio.timeout(20):
                 for client in clients:
                     await client.began.wait()
