@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from gateway.credentials import AUTHORIZATION
 from gateway.fleet import LiveFleet
 from gateway.oidc.callers import Caller
 from router.errors import ApiError
@@ -23,7 +24,6 @@ from router.tenants import digest_of, key_refused
 if TYPE_CHECKING:
     from gateway.oidc.tokens import Tokens
 
-AUTHORIZATION: Final = "authorization"
 KEY_HEADERS: Final = ("x-api-key", "api-key", AUTHORIZATION)
 _SCHEME = "bearer "
 _NEEDS_KEY = "This gateway needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."

@@ -10,8 +10,9 @@ names it: as the answer's model.
 
 from typing import Any
 
-from gateway.access import AUTHORIZATION, KEY_HEADERS, Access
+from gateway.access import KEY_HEADERS, Access
 from gateway.admission import POSITION_HEADER
+from gateway.credentials import AUTHORIZATION
 from gateway.oidc.callers import Caller, Pending
 from gateway.request_ids import is_request_id, new_request_id
 from gateway.upstream.base import Headers

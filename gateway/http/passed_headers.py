@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from gateway.access import AUTHORIZATION
+from gateway.credentials import AUTHORIZATION
 
 TRACE_CONTEXT = ("traceparent", "tracestate")
 """Which trace a request belongs to (W3C Trace Context, level 1): passed on with every request."""

@@ -26,7 +26,7 @@ routes_app = typer.Typer(
 
 HEADINGS = ("NAME", "POOLS", "FALLBACK", "READY ENDPOINTS", "FROM", "PROBLEM")
 
-SAYS = {"file": "the file", "discovery": "discovery", "operator": "the custom resource"}
+_SAYS = {"file": "the file", "discovery": "discovery", "operator": "the custom resource"}
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The route: the model name that clients ask for.")]
 
@@ -76,9 +76,13 @@ def set_route(
 @routes_app.command("remove")
 def remove(name: NameArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
     """Remove a route that was set with `set`; one of the same name in the fleet file counts again."""
-    answer = AdminClient(admin, admin_token).delete(f"{ROUTES}/{escaped(name)}")
+    say_removed(f"Route {name}", AdminClient(admin, admin_token).delete(f"{ROUTES}/{escaped(name)}"))
+
+
+def say_removed(what: str, answer: Any) -> None:
+    """Say what became of a document that was removed: another source's may count again."""
     still = answer["still_from"]
-    typer.echo(f"Route {name} is again as {SAYS[still[-1]]} says." if still else f"Route {name} is removed.")
+    typer.echo(f"{what} is again as {_SAYS[still[-1]]} says." if still else f"{what} is removed.")
 
 
 def _split(pools: list[str]) -> dict[str, Any]:

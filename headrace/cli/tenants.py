@@ -18,7 +18,7 @@ from headrace.cli.admin_client import (
     TokenOption,
     escaped,
 )
-from headrace.cli.routes import SAYS
+from headrace.cli.routes import say_removed
 from headrace.cli.style import PLAIN
 from headrace.cli.table import print_table
 
@@ -104,9 +104,7 @@ def set_tenant(
 @tenants_app.command("remove")
 def remove(name: NameArgument, admin: AdminOption = DEFAULT_ADMIN, admin_token: TokenOption = None) -> None:
     """Remove a tenant that was set with `set`; one of the same name in the fleet file counts again."""
-    answer = AdminClient(admin, admin_token).delete(f"{TENANTS}/{escaped(name)}")
-    still = answer["still_from"]
-    typer.echo(f"Tenant {name} is again as {SAYS[still[-1]]} says." if still else f"Tenant {name} is removed.")
+    say_removed(f"Tenant {name}", AdminClient(admin, admin_token).delete(f"{TENANTS}/{escaped(name)}"))
 
 
 def _key(text: str) -> object:
