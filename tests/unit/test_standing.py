@@ -14,7 +14,7 @@ from router.spec.fleet import Priority
 OWN = Standing("t", 2.0, "standard")
 
 
-@pytest.mark.parametrize(("own", "asked"), itertools.product(PRIORITIES, PRIORITIES))
+@pytest.mark.parametrize(("own", "asked"), list(itertools.product(PRIORITIES, PRIORITIES)))
 def test_a_request_may_stand_back_and_never_push_forward(own: Priority, asked: Priority) -> None:
     standing = Standing("t", 2.0, own).asking(asked, None)
     assert PRIORITIES.index(standing.priority) == max(PRIORITIES.index(own), PRIORITIES.index(asked))
