@@ -1,19 +1,26 @@
-"""A collector of traces, over both of OTLP's transports.
+"""Collectors of traces, over both of OTLP's transports.
 
-It is a fake: no collector is to be had as a package of PyPI, Debian or npm. It is made of OTLP's own messages and gRPC
-stubs, so what is no OTLP does not arrive.
+`collector` is a fake, for what is asserted of spans in detail, and of headers. It is made of OTLP's own messages and
+gRPC stubs, so what is no OTLP does not arrive. `real_collector` is a program of others, written in Rust; what it has
+taken it passes on to a fake as its backend.
 """
 
 import asyncio
 import contextlib
+import importlib.util
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.harness import free_port
 
 Value = str | int | float | bool | list[Any] | None
 
@@ -97,3 +104,53 @@ async def collector() -> AsyncIterator[Collector]:
     finally:
         await server.stop(0)
         await runner.cleanup()
+
+
+@dataclass(frozen=True)
+class RealCollector:
+    """A collector that runs."""
+
+    grpc_url: str
+    http_url: str
+    output: Path
+    """What it says of the spans that it takes."""
+
+
+@contextlib.asynccontextmanager
+async def real_collector(backend: Collector, folder: Path) -> AsyncIterator[RealCollector]:
+    """Rotel, which passes on to `backend` what it takes."""
+    package = importlib.util.find_spec("rotel")
+    if package is None or package.origin is None:
+        pytest.skip("there is no rotel, the collector, for this platform")
+    listening = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    running = RealCollector(*(f"http://{address}" for address in listening), folder / "rotel.log")
+    with running.output.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(Path(package.origin).with_name("rotel-agent"), "start", "--disable-batching"),
+            *("--otlp-grpc-endpoint", listening[0], "--otlp-http-endpoint", listening[1]),
+            *("--exporter", "otlp", "--otlp-exporter-endpoint", backend.grpc_url),
+            *("--debug-log", "traces", "--debug-log-verbosity", "detailed"),
+            stdout=output,
+            stderr=output,
+            env={name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "ROTEL_"))},
+        )
+    try:
+        async with asyncio.timeout(15):
+            for address in listening:
+                await _until_it_listens(address)
+        yield running
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _until_it_listens(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.02)
+        else:
+            writer.close()
+            return

@@ -1,12 +1,13 @@
 """Traces of a running gateway: what is recorded, what it looks like, and that it costs a request nothing.
 
-The collector is a fake, see `tests.otlp_collector`; the engines are scripted, since no real one dies to order.
+The collector is a fake but where it says so, see `tests.otlp_collector`; the engines are scripted, since no real one dies to order.
 """
 
 import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -28,7 +29,7 @@ from tests.harness import (
     one_pool,
     running_gateway,
 )
-from tests.otlp_collector import Collector, attributes, collector
+from tests.otlp_collector import Collector, attributes, collector, real_collector
 
 USED = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
 USAGE = b"data: %b\n\n" % msgspec.json.encode({"choices": [], "usage": USED})
@@ -93,6 +94,30 @@ async def test_a_collector_gets_the_span_tree_of_a_request_over_either_protocol(
             assert await ask(running, traceparent=RECORDED, tracestate="vendor=1") == 200
             await collecting.until(lambda: len(collecting.spans) >= 3)
     assert collecting.headers[0]["x-collector-key"] == "sesame"
+    attempt = assert_span_tree(collecting)
+    (asked,) = engine.requests
+    assert asked.headers["traceparent"] == f"00-{TRACE}-{attempt.span_id.hex()}-01"
+    assert asked.headers["tracestate"] == "vendor=1"
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_a_real_collector_takes_the_span_tree_and_passes_it_on_as_it_was(
+    collecting: Collector, protocol: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+    async with real_collector(collecting, tmp_path) as real, ScriptedEngine(answers) as engine:
+        url = real.grpc_url if protocol == "grpc" else real.http_url
+        async with running_gateway(traced(one_pool(engine.endpoint()), url, protocol)) as running:
+            assert await ask(running, traceparent=RECORDED, tracestate="vendor=1") == 200
+            await collecting.until(lambda: len(collecting.spans) >= 3)
+            assert running.gateway.registry.get_sample_value("headrace_spans_total", {"outcome": "exported"}) == 3
+        attempt = assert_span_tree(collecting)
+        said = real.output.read_text()
+    assert f"ID             : {attempt.span_id.hex()}" in said and "-> Name: first token" in said
+
+
+def assert_span_tree(collecting: Collector) -> Span:
+    """That it is the whole of a request that `answers` answered. Returns the span of its attempt."""
     resource = collecting.resource
     assert (resource["service.name"], resource["service.namespace"]) == ("headrace", "test")
     assert resource["deployment.environment.name"] == "test"
@@ -134,9 +159,7 @@ async def test_a_collector_gets_the_span_tree_of_a_request_over_either_protocol(
     times = [request.start_time_unix_nano, decision.start_time_unix_nano, decision.end_time_unix_nano]
     times += [attempt.start_time_unix_nano, first.time_unix_nano, attempt.end_time_unix_nano]
     assert times == sorted(times) and attempt.end_time_unix_nano <= request.end_time_unix_nano
-    (asked,) = engine.requests
-    assert asked.headers["traceparent"] == f"00-{TRACE}-{attempt.span_id.hex()}-01"
-    assert asked.headers["tracestate"] == "vendor=1"
+    return attempt
 
 
 async def test_each_attempt_is_a_span_that_says_how_it_failed(collecting: Collector) -> None:
