@@ -223,9 +223,11 @@ class Admission:
         if waiting is not None:
             exchange = waiting.exchange
             exchange.waits_for = None
+            waited, waits = self.now() - waiting.since, self._metrics.queue_wait.of((line.route,))
+            waits.observe(waited)
             if exchange.trace is not None:
                 exchange.trace.end_wait()
-            self._metrics.queue_wait.of((line.route,)).observe(self.now() - waiting.since)
+                waits.exemplify(waited, exchange.trace.shown_id)
         return waiting
 
     def _line(self, decided: Plan, now: float) -> Line:

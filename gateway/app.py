@@ -35,7 +35,7 @@ from gateway.listening import certificate, not_to_be_had
 from gateway.metrics import FleetCollector, Metrics
 from gateway.overload import OverloadWatch
 from gateway.reload import ReadAgain, Reloaded, ReloadError, what_can_change
-from gateway.series import Rows
+from gateway.series import Examples, Rows
 from gateway.telemetry.observer import observer_of
 from gateway.upstream.base import Failure, UpstreamError
 from router.fleet import Endpoint, FleetView
@@ -142,6 +142,7 @@ class Gateway:
                 lambda: self.fleet,
                 lambda: self.live_requests,
                 self.redis_connected,
+                lambda: self.state.status.file_differs,
                 self.queues,
                 self._limiter.__len__,
             )
@@ -174,6 +175,10 @@ class Gateway:
     def rows(self) -> dict[str, Rows]:
         """Its counters and histograms as they stand."""
         return self._metrics.rows()
+
+    def examples(self) -> dict[str, Examples]:
+        """Its histograms' examples."""
+        return self._metrics.examples()
 
     def drained(self, endpoint: Endpoint) -> bool:
         return no_requests_left(endpoint)

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.relay.accounting import GAP_BOUNDS, Account
-from gateway.series import Counters, Histograms, Rows
+from gateway.series import Counters, Examples, Histograms, Rows
 from router.fleet import FleetView
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
@@ -134,6 +134,7 @@ class Metrics(Collector):
             *(self.access_log_dropped, self.spans, self.lease_asks),
             *(self.jwt_checks, self.jwks_fetches),
         )
+        self._histograms = [family for family in self._families if isinstance(family, Histograms)]
         for family in self._families:
             self.registry.register(family)
 
@@ -146,6 +147,15 @@ class Metrics(Collector):
         for family in self._families:
             family.add(rows.get(family.name, []))
 
+    def examples(self) -> dict[str, Examples]:
+        """The histograms' examples, by the family's name."""
+        return {family.name: examples for family in self._histograms if (examples := family.examples())}
+
+    def add_examples(self, examples: dict[str, Examples]) -> None:
+        """Take over those of another process that are later."""
+        for family in self._histograms:
+            family.add_examples(examples.get(family.name, []))
+
     def collect(self) -> Iterator[Metric]:
         """The counters and histograms, exposed as they stand."""
         for family in self._families:
@@ -157,6 +167,12 @@ class Metrics(Collector):
         self.duration.of((api, route)).observe(seconds)
         if ttft is not None:
             self.ttft.of((api, route)).observe(ttft)
+
+    def exemplify(self, api: str, route: str, seconds: float, ttft: float | None, trace_id: str) -> None:
+        """Show the trace of a request that was counted as `answered`."""
+        self.duration.of((api, route)).exemplify(seconds, trace_id)
+        if ttft is not None:
+            self.ttft.of((api, route)).exemplify(ttft, trace_id)
 
     def accounted(self, api: str, route: str, account: Account) -> None:
         """Count what an answer that has ended said about itself."""
@@ -199,14 +215,17 @@ class FleetCollector(Collector):
         view: Callable[[], FleetView],
         live_requests: Callable[[], int],
         redis_connected: Callable[[], bool | None],
+        file_differs: Callable[[], bool],
         queues: Callable[[], Mapping[str, tuple[int, int]]],
         limit_meters: Callable[[], int] | None = None,
     ) -> None:
-        """`redis_connected` gives None where no Redis is configured; `queues`, by route, how many requests wait and how
+        """`redis_connected` gives None where no Redis is configured; `file_differs` whether another file than the
+        gateway's is published; `queues`, by route, how many requests wait and how
         many bytes of theirs; `limit_meters` how many limits are held."""
         self._view = view
         self._live_requests = live_requests
         self._redis_connected = redis_connected
+        self._file_differs = file_differs
         self._queues = queues
         self._limit_meters = limit_meters
 
@@ -243,3 +262,9 @@ class FleetCollector(Collector):
             redis = GaugeMetricFamily("headrace_redis_connected", "Whether the shared state is followed.")
             redis.add_metric([], connected)
             yield redis
+            differs = GaugeMetricFamily(
+                "headrace_file_differs",
+                "1 while another gateway's fleet file, a different one, is served.",
+            )
+            differs.add_metric([], self._file_differs())
+            yield differs

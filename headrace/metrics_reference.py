@@ -51,7 +51,9 @@ _HEAD = """\
 
 What `/metrics` on the admin port shows, in Prometheus' text format. With `--workers` it is about all processes of the
 gateway together. Every label has few values: routes, pools and endpoints are those of the fleet, and the series of what
-leaves the fleet are dropped; everything else is one of the values that stand here.
+leaves the fleet are dropped; everything else is one of the values that stand here. To a scraper that asks for
+OpenMetrics (`Accept: application/openmetrics-text`) buckets of latencies show the trace of the last request in them
+that was traced.
 
 This page is made from the families themselves (`make metrics`).
 """
@@ -77,7 +79,7 @@ def page() -> str:
 def _families() -> Iterator[list[Metric]]:
     """Every family there can be, section by section."""
     yield list(Metrics().collect())
-    yield list(FleetCollector(FleetView, lambda: 0, lambda: True, dict, lambda: 0).collect())
+    yield list(FleetCollector(FleetView, lambda: 0, lambda: True, lambda: False, dict, lambda: 0).collect())
     yield list(WorkerCounts(1, lambda: 1, lambda: 0).collect())
     yield list(ProcessCollector(registry=None).collect())
 

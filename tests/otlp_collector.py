@@ -122,12 +122,12 @@ async def real_collector(backend: Collector, folder: Path) -> AsyncIterator[Real
     package = importlib.util.find_spec("rotel")
     if package is None or package.origin is None:
         pytest.skip("there is no rotel, the collector, for this platform")
-    listening = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    running = RealCollector(*(f"http://{address}" for address in listening), folder / "rotel.log")
+    by_grpc, by_http = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    running = RealCollector(f"http://{by_grpc}", f"http://{by_http}", folder / "rotel.log")
     with running.output.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *(Path(package.origin).with_name("rotel-agent"), "start", "--disable-batching"),
-            *("--otlp-grpc-endpoint", listening[0], "--otlp-http-endpoint", listening[1]),
+            *("--otlp-grpc-endpoint", by_grpc, "--otlp-http-endpoint", by_http),
             *("--exporter", "otlp", "--otlp-exporter-endpoint", backend.grpc_url),
             *("--debug-log", "traces", "--debug-log-verbosity", "detailed"),
             stdout=output,
@@ -136,7 +136,7 @@ async def real_collector(backend: Collector, folder: Path) -> AsyncIterator[Real
         )
     try:
         async with asyncio.timeout(15):
-            for address in listening:
+            for address in (by_grpc, by_http):
                 await _until_it_listens(address)
         yield running
     finally:

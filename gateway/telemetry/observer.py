@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gateway.http.client_response import ClientResponse
 from gateway.http.connection import Request
 from gateway.http.kserve import OPEN_PATHS
-from gateway.metrics import Metrics
+from gateway.metrics import UNKNOWN_ROUTE, Metrics
 from gateway.telemetry.access_log import AccessLog, Line
 from gateway.telemetry.record import Record
 from router.spec.fleet import OFF, FleetSpec
@@ -22,10 +22,13 @@ logger = logging.getLogger(__name__)
 class Observer:
     """Of the requests of one process."""
 
-    def __init__(self, log: AccessLog | None, tracing: "Tracing | None", now: Callable[[], float]) -> None:
+    def __init__(
+        self, log: AccessLog | None, tracing: "Tracing | None", metrics: Metrics, now: Callable[[], float]
+    ) -> None:
         """`now` gives the loop's time."""
         self._log = log
         self._tracing = tracing
+        self._metrics = metrics
         self._now = now
 
     @property
@@ -55,14 +58,17 @@ class Observer:
         return self._log is not None or exchange.trace is not None
 
     def end(self, exchange: "Exchange", api: str | None, status: int, ttft: float | None) -> None:
-        """A request has ended; `ttft` is the time to its first token, in seconds, if it streamed."""
+        """A request has ended and is counted; `ttft` is the time to its first token, in seconds, if it streamed."""
         record, now = exchange.record, self._now()
         if record is None:
             return
         trace = exchange.trace
         try:
             if trace is not None and self._tracing is not None:
-                record.trace_id = f"{trace.trace_id:032x}"
+                record.trace_id = trace.shown_id
+                if api is not None:
+                    route = exchange.route or UNKNOWN_ROUTE
+                    self._metrics.exemplify(api, route, now - exchange.started, ttft, record.trace_id)
                 self._tracing.end(trace, record, exchange, api, status, ttft)
             if self._log is not None:
                 self._log.add(_line(self._log.now(), record, exchange, api, status, ttft, now))
@@ -118,7 +124,7 @@ def observer_of(spec: FleetSpec, metrics: Metrics, now: Callable[[], float]) -> 
             tracing = Tracing(wanted.tracing, spec.fleet, metrics.told_of_spans)
         except Exception as error:  # whatever the SDK does not like about a variable, requests are to be served
             logger.error("there are no traces, for the exporter refuses a setting (an OTEL_ variable?): %s", error)
-    return Observer(log, tracing, now) if log is not None or tracing is not None else None
+    return Observer(log, tracing, metrics, now) if log is not None or tracing is not None else None
 
 
 def _line(

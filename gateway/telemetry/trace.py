@@ -62,6 +62,11 @@ class Trace:
         """When it waited in its route's queue; 0 if it did not, or still does."""
         self._clock = time.time() - time.monotonic()
 
+    @property
+    def shown_id(self) -> str:
+        """The trace's id as people and headers have it."""
+        return f"{self.trace_id:032x}"
+
     def at(self, moment: float) -> int:
         """A time of `time.monotonic` as the clock has it, in nanoseconds since 1970."""
         return int((moment + self._clock) * 1e9)
@@ -96,7 +101,7 @@ class Trace:
         """What of a client's headers goes to the engine: with the attempt as its parent."""
         others = tuple(header for header in headers if header[0] != "traceparent")
         span_id = self.attempts[-1].span_id if self.attempts else self.span_id
-        return (*others, ("traceparent", f"00-{self.trace_id:032x}-{span_id:016x}-01"))
+        return (*others, ("traceparent", f"00-{self.shown_id}-{span_id:016x}-01"))
 
 
 def read_parent(traceparent: str, state: str) -> Parent | None:

@@ -14,7 +14,7 @@ import socket
 import msgspec
 from msgspec import Struct
 
-from gateway.series import Rows
+from gateway.series import Examples, Rows
 from headrace.settings import LogFormat, LogLevel
 from router.fleet import Phase
 from router.spec.fleet import FleetSpec
@@ -81,6 +81,8 @@ class Report(Struct, tag=True, frozen=True, kw_only=True):
     """By route: how many requests wait, and how many bytes of theirs."""
     rows: dict[str, Rows]
     """Its counters and histograms, whole."""
+    examples: dict[str, Examples] = {}
+    """The histograms' examples."""
     degraded: list[str]
     """As `AdminView.degraded`."""
 

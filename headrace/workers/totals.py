@@ -53,6 +53,7 @@ class Totals(Collector):
     def ended(self, last: Report) -> None:
         """Keep what a worker that is no more had counted."""
         self._base.add(last.rows)
+        self._base.add_examples(last.examples)
 
     def followed(self, before: FleetView, after: FleetView) -> None:
         """Drop the series of what left the fleet, as the workers do."""
@@ -64,8 +65,10 @@ class Totals(Collector):
     def collect(self) -> Iterator[Metric]:
         total = Metrics()
         total.add(self._base.rows())
+        total.add_examples(self._base.examples())
         for report in self._reports():
             total.add(report.rows)
+            total.add_examples(report.examples)
         yield from total.collect()
 
 

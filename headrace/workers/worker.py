@@ -115,5 +115,6 @@ def _report(gateway: Gateway) -> Report:
         },
         queues=gateway.queues(),
         rows=gateway.rows(),
+        examples=gateway.examples(),
         degraded=gateway.degraded(),
     )

@@ -72,7 +72,7 @@ class FleetFollower:
         self._file_documents = file_documents
         self._mark = Mark(time.time_ns() // 1_000_000, content_hash)
         self._on_documents = on_documents
-        self._publication_due = publishes
+        self._publishes = self._publication_due = publishes
         self._first_try = True
         self._stopping = False
         self._known: Snapshot | None = None
@@ -189,9 +189,14 @@ class FleetFollower:
                 snapshot.epochs[family] = known.epochs[family]
         self._known = snapshot
         published = [snapshot.marks[family, "file"] for family in FAMILIES if (family, "file") in snapshot.marks]
+        differs = self._publishes and any(mark.content_hash != self._mark.content_hash for mark in published)
+        if differs and not self.status.file_differs:
+            log.warning("another gateway has published a different fleet file: that one is served, not this gateway's")
+        elif self.status.file_differs and not differs:
+            log.info("the published fleet file is this gateway's again")
         self.status = replace(
             self.status,
-            file_differs=any(mark.content_hash != self._mark.content_hash for mark in published),
+            file_differs=differs,
             error=refused[-1] if refused else None,
             problems=(*snapshot.problems, *refused),
         )

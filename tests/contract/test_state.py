@@ -35,14 +35,23 @@ async def test_gateways_with_the_same_file_do_not_disturb_each_other(redis_serve
 
 
 async def test_the_gateway_started_last_publishes_its_file_and_the_other_says_that_it_differs(
-    redis_server: ValkeyProcess,
+    redis_server: ValkeyProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "router.state.follower")
     first, last = Gateway(redis_server.url), Gateway(redis_server.url, OTHER_FILE)
     async with running(first, last):
         await until(lambda: first.ids == {"b", "r2"})
         assert first.state.status.file_differs
         assert not last.state.status.file_differs
         assert last.ids == {"b", "r2"}
+        await last.state.put(document("endpoints", "a", DRAIN))  # a change that alters nothing of that is no news
+        await first.state.publish(documents_of(FILE, "again"), "again")
+        await until(lambda: not first.state.status.file_differs)
+        await until(lambda: last.state.status.file_differs)
+    began = "another gateway has published a different fleet file: that one is served, not this gateway's"
+    ended = "the published fleet file is this gateway's again"
+    said = [record.getMessage() for record in caplog.records if record.name == "router.state.follower"]
+    assert said == [began, ended, began]  # of the first, and of the last
 
 
 async def test_a_file_that_is_read_again_is_published_whoever_started_last(redis_server: ValkeyProcess) -> None:

@@ -1,6 +1,7 @@
 """Traces of a running gateway: what is recorded, what it looks like, and that it costs a request nothing.
 
-The collector is a fake but where it says so, see `tests.otlp_collector`; the engines are scripted, since no real one dies to order.
+The collector is a fake, see `tests.otlp_collector`, but where it says that it is real; the engines are scripted, since
+no real one dies to order.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ import aiohttp
 import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from gateway.telemetry import tracing
 from router.spec.fleet import EndpointSpec, FleetSpec, TracingSpec
@@ -110,7 +113,8 @@ async def test_a_real_collector_takes_the_span_tree_and_passes_it_on_as_it_was(
         async with running_gateway(traced(one_pool(engine.endpoint()), url, protocol)) as running:
             assert await ask(running, traceparent=RECORDED, tracestate="vendor=1") == 200
             await collecting.until(lambda: len(collecting.spans) >= 3)
-            assert running.gateway.registry.get_sample_value("headrace_spans_total", {"outcome": "exported"}) == 3
+            sample = "headrace_spans_total", {"outcome": "exported"}
+            await running.until(lambda: running.gateway.registry.get_sample_value(*sample) == 3, "it has said so")
         attempt = assert_span_tree(collecting)
         said = real.output.read_text()
     assert f"ID             : {attempt.span_id.hex()}" in said and "-> Name: first token" in said
@@ -207,6 +211,37 @@ async def test_a_client_that_does_not_record_its_trace_is_not_traced_and_its_tra
     assert engine.requests[0].headers["traceparent"] == NOT_RECORDED
 
 
+async def test_latencies_show_traces_to_scrapers_of_openmetrics_and_only_those_that_are_recorded(
+    collecting: Collector,
+) -> None:
+    async with ScriptedEngine(answers) as engine:
+        fleet = traced(one_pool(engine.endpoint()), collecting.grpc_url, sample="0%")
+        async with running_gateway(fleet) as running, aiohttp.ClientSession() as session:
+
+            async def shown(**headers: str) -> dict[str, set[str]]:
+                """The traces that are shown, by the sample."""
+                async with session.get(f"{running.admin_url}/metrics", headers=headers) as response:
+                    text = await response.text()
+                openmetrics = response.content_type == "application/openmetrics-text"
+                assert openmetrics == bool(headers)
+                parse = openmetrics_families if openmetrics else text_families
+                samples = [sample for family in parse(text) for sample in family.samples]
+                found: dict[str, set[str]] = {}
+                for sample in samples:
+                    if sample.exemplar is not None:
+                        assert sample.value > 0 and sample.exemplar.value <= float(sample.labels["le"])
+                        found.setdefault(sample.name, set()).add(sample.exemplar.labels["trace_id"])
+                return found
+
+            asked = {"accept": "application/openmetrics-text; version=1.0.0"}
+            assert await ask(running) == await ask(running, traceparent=NOT_RECORDED) == 200
+            assert await shown(**asked) == {}
+            assert await ask(running, traceparent=RECORDED) == 200
+            histograms = ("headrace_request_duration_seconds", "headrace_time_to_first_token_seconds")
+            assert await shown(**asked) == {f"{name}_bucket": {TRACE} for name in histograms}
+            assert await shown() == {}
+
+
 @pytest.mark.parametrize("state", ["not one", "a=1,a=2", "a=1," * 40 + "b=2", "A=1", "a=", ",", "x" * 5000])
 async def test_a_tracestate_that_is_none_is_no_line_in_the_log_and_goes_on(
     collecting: Collector, state: str, caplog: pytest.LogCaptureFixture
@@ -285,6 +320,8 @@ async def test_waiting_in_a_queue_is_a_span_also_of_a_client_that_leaves(collect
     waited = queues[TRACE]
     assert waited.start_time_unix_nano < waited.end_time_unix_nano <= attempt.start_time_unix_nano
     assert attributes(waited) == {"headrace.queue.position": 1}
+    (waits,) = running.gateway.examples()["headrace_queue_wait_seconds"]
+    assert {example.trace_id for example in waits[1].values()} <= set(queues)
     assert not [one for one in attempts(collecting) if one.trace_id.hex() == OTHER[3:35]]
 
 

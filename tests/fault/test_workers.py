@@ -193,8 +193,10 @@ async def test_the_shared_state_reaches_every_worker_and_a_replaced_one_publishe
             await running.until_ready()
             store = DocumentStore(valkey.url, spec.fleet)
             mark = Mark(time.time_ns() // 1_000_000, "newer")
+            assert (await running.samples())["headrace_file_differs",] == 0
             await store.replace_source("file", file_documents(newer, content_hash="newer"), mark)
             await running.until(lambda state: bool(state["detail"]["file_differs"]))
+            assert (await running.samples())["headrace_file_differs",] == 1
             running.workers[0].kill()
             await running.until_ready(WORKERS - 1)
             await running.until_ready()

@@ -26,6 +26,8 @@ def report(phase: Phase = "ready", detail: str = "", in_flight: int = 0, answere
     for _ in range(answered):
         metrics.answered("completions", "m", 200, 1.0, None)
     endpoints = {"e": EndpointReport(phase, detail, in_flight, False)}
+    if answered:
+        metrics.exemplify("completions", "m", 1.0, None, f"{answered:x}")
     return Report(
         serving=True,
         live_requests=0,
@@ -34,6 +36,7 @@ def report(phase: Phase = "ready", detail: str = "", in_flight: int = 0, answere
         endpoints=endpoints,
         queues={},
         rows=metrics.rows(),
+        examples=metrics.examples(),
         degraded=[],
     )
 
@@ -75,6 +78,21 @@ def test_sums_do_not_fall_when_a_worker_ends_and_start_anew_when_their_route_is_
     reports.clear()
     totals.followed(fleet(), FleetView())
     assert answered() is None
+
+
+def test_the_last_trace_of_a_latency_is_shown_whichever_worker_had_it_and_when_that_has_ended() -> None:
+    reports = [report(answered=10), report(answered=11)]
+    totals = Totals(lambda: reports)
+
+    def shown() -> set[str]:
+        samples = [sample for family in totals.collect() for sample in family.samples]
+        return {sample.exemplar.labels["trace_id"] for sample in samples if sample.exemplar is not None}
+
+    assert shown() == {"b"}
+    totals.ended(reports.pop())
+    assert shown() == {"b"}
+    reports.append(report(answered=12))
+    assert shown() == {"c"}
 
 
 async def test_messages_arrive_whole_and_a_closed_end_is_told() -> None:
