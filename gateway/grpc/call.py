@@ -86,16 +86,27 @@ class UnaryCall(RawCall):
 
 
 class StreamCall(RawCall):
-    """A call that is answered with a stream of messages. To be read by a task that nobody cancels."""
+    """A call that is answered with a stream of messages. To be read by a task that nobody cancels. Its silence is
+    listened to while it is read: Triton tells nobody that the process of a model has died."""
+
+    def __init__(self, raw: RawTriton, rpc: Any, *, versioned: bool, request_id: str = "") -> None:
+        super().__init__(raw, rpc, versioned=versioned, request_id=request_id)
+        self.paused = False
+        raw.vitals.watch(self)
 
     async def read(self) -> bytes | None:
         """The next message, None at the end. Raises UpstreamError."""
+        if self.paused:
+            self.paused = False
+            self.last_read = self._loop.time()  # the engine has not been listened to
         try:
             message = await self._rpc.read()
         except grpc.aio.AioRpcError as error:
             raise self._failed(error) from None
         except asyncio.CancelledError:
             raise self._cancelled() from None
+        finally:
+            self.paused = True
         if self._error is not None:
             raise self._error
         self.last_read = self._loop.time()
@@ -104,25 +115,6 @@ class StreamCall(RawCall):
         self.answering = True
         found: bytes = message
         return found
-
-
-class WatchedCall(StreamCall):
-    """A stream for one request, whose silence is listened to while it is read: Triton tells nobody that the process of
-    a model has died."""
-
-    def __init__(self, raw: RawTriton, rpc: Any, *, versioned: bool, request_id: str = "") -> None:
-        super().__init__(raw, rpc, versioned=versioned, request_id=request_id)
-        self.paused = False
-        raw.vitals.watch(self)
-
-    async def read(self) -> bytes | None:
-        if self.paused:
-            self.paused = False
-            self.last_read = self._loop.time()  # the engine has not been listened to
-        try:
-            return await super().read()
-        finally:
-            self.paused = True
 
     def abort(self, error: UpstreamError) -> None:
         if self._error is None:

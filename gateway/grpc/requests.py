@@ -22,7 +22,6 @@ from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.raw import SERVICE, RawTriton
 from router.admission.limits import TenantLimits
-from router.errors import unavailable
 from router.fleet import FleetView
 from router.plan import Attempt, Plan, plan
 from router.prompt import PromptView
@@ -87,16 +86,11 @@ class Requests:
         size: int,
         *,
         deadline: float = math.inf,
-        at: str = "",
     ) -> asyncio.Future[Plan] | None:
-        """As `gateway.admission.Admission.enter`, for a request of `size` bytes, which may have to go to the endpoint
-        `at`."""
+        """As `gateway.admission.Admission.enter`, for a request of `size` bytes."""
 
         def again() -> Plan:
-            decided = plan(prompt, self.access.view(metadata.caller))
-            if at and not (decided := decided.only(lambda endpoint: endpoint.id == at)).attempts:
-                raise unavailable(f"Endpoint {at}, which the stream is on, takes no requests any more.")
-            return decided
+            return plan(prompt, self.access.view(metadata.caller))
 
         standing = view.standing.asking(metadata.priority, metadata.prefers)
         return self._admission.enter(

@@ -2,11 +2,14 @@
 
 **Decoupled models** may answer a request with any number of messages. Each request gets a stream to an engine of its
 own, so that it goes where its prompt's cache is, and ends by itself; what the engines send is merged in the order in
-which it comes, and told apart by the ids of the requests, as from Triton. **Other models** are answered in order
-(`gateway.grpc.turns`). The requests to each of them share one stream to one engine (`gateway.grpc.shared`); one that
-this engine does not take is asked elsewhere by a unary call, unless it is of a sequence. A client that asked for
-statuses (`triton_grpc_error`) gets those models by unary calls, one after another: Triton 2.51 was seen to crash when
-it was to end such a model's stream with a status.
+which it comes, and told apart by the ids of the requests, as from Triton.
+
+**Other models** are answered in order (`gateway.grpc.turns`), each request by a unary call when it is its turn. Streams
+to such a model can take its Triton down: once its answer has been written, the server's record of the request may be
+free, and serve a request to a decoupled model, by the time Triton notes in it that the answer is complete; that request
+then ends too early, under the model that answers it. Measured on 2.51: one stream to a model that answers once beside
+three to a decoupled one, each answered to its end and none cancelled, crashed the server within seconds in most runs.
+It was also seen to crash when it was to end such a model's stream with a status.
 
 Errors are reported as Triton does: as an `error_message` with the request's id, and the stream goes on; or, to a client
 that asked for statuses, as the status that ends the stream. Measured on 2.51, the latter holds only for what goes wrong
@@ -30,22 +33,20 @@ from typing import Any
 
 import grpc
 
-from gateway.dispatch import MAX_LOST
 from gateway.exchange import Exchange
 from gateway.grpc import wire
-from gateway.grpc.call import StreamCall, UnaryCall, WatchedCall
+from gateway.grpc.call import StreamCall, UnaryCall
 from gateway.grpc.requests import Requests
-from gateway.grpc.shared import NotSentError, SharedStream
 from gateway.grpc.statuses import GONE, INTERNAL, OK, Status, status_of
 from gateway.grpc.stream_errors import ClientGoneError, ReportedError, raise_if_retryable, refused_before_the_model
 from gateway.grpc.turns import Turn
 from gateway.http.client_response import NOBODY
-from gateway.upstream.base import Failure, Headers, UpstreamError
-from gateway.upstream.triton.raw import RawTriton
+from gateway.upstream.base import Headers, UpstreamError
+from gateway.upstream.triton.raw import EngineStatusError, RawTriton
 from router.errors import ApiError
 from router.fleet import FleetView
 from router.kserve import Inference, MalformedError, read_infer
-from router.plan import Attempt, Plan, plan
+from router.plan import Attempt, Plan
 
 Ask = Callable[[Exchange, bytes, Inference, Turn], Awaitable[float]]
 """Answers a request; returns the loop time of its first message."""
@@ -102,7 +103,6 @@ class Session:
         self._in_order = asyncio.Lock()
         self._last_turn: Turn | None = None
         self._writing = asyncio.Lock()
-        self._shared: dict[str, SharedStream] = {}
         self._endpoint = NOBODY
         self._headed = False
         self._exchanges: set[Exchange] = set()
@@ -128,8 +128,6 @@ class Session:
         for exchange in self._exchanges:
             if exchange.call is not None:
                 exchange.call.close()
-        for shared in self._shared.values():
-            shared.cancel()
 
     def abort(self) -> None:
         self.leave(_NOT_READING)
@@ -168,8 +166,6 @@ class Session:
             return
         if not self.ended.done():
             self.ended.set_result(OK)
-        for shared in self._shared.values():
-            shared.finish()
         self._forget(self)
 
     async def _read(self) -> None:
@@ -221,31 +217,18 @@ class Session:
     async def _way(self, exchange: Exchange, found: Inference, fleet: FleetView, size: int) -> tuple[Ask, bool]:
         """How a request of `size` bytes is to be answered, and whether in turn. Raises ApiError, UpstreamError,
         ClientGoneError."""
-        model = found.prompt.model
-        shared = self._shared.get(model)
-        if shared is not None and not shared.broken and model in fleet.routes:
-            exchange.route = shared.route
-            decided = shared.plan(fleet.routes[model]) or plan(found.prompt, fleet)
-            if (waiting := self._enter(exchange, decided, found, fleet, size, at=shared.endpoint)) is not None:
-                await waiting
-            return partial(self._beside, shared), True
         decided = self.requests.plan(found.prompt, exchange, fleet)
         if await self._decoupled(decided):
             return partial(self._alone, decided, self._enter(exchange, decided, found, fleet, size)), False
-        if self.metadata.wants_status:
-            return partial(self._once, None), True
-        if (waiting := self._enter(exchange, decided, found, fleet, size)) is not None:
-            decided = await waiting
-        self._shared[model] = shared = SharedStream(self, decided)
-        return shared.ask, True
+        return self._once, True
 
     def _enter(
-        self, exchange: Exchange, decided: Plan, found: Inference, fleet: FleetView, size: int, *, at: str = ""
+        self, exchange: Exchange, decided: Plan, found: Inference, fleet: FleetView, size: int
     ) -> asyncio.Future[Plan] | None:
         """As `gateway.grpc.requests.Requests.enter`. Raises ClientGoneError, too."""
         if self._left is not None:
             raise ClientGoneError
-        return self.requests.enter(exchange, decided, found.prompt, self.metadata, fleet, size, at=at)
+        return self.requests.enter(exchange, decided, found.prompt, self.metadata, fleet, size)
 
     async def _report(self, error: Exception | None, status: Status, found: Inference | None, turn: Turn) -> None:
         """Tell the client that a request failed."""
@@ -297,7 +280,7 @@ class Session:
         async def send(attempt: Attempt, raw: RawTriton) -> tuple[Attempt, RawTriton, StreamCall, bytes | None]:
             renamed = message + wire.name_field(attempt.pool.spec.model)
             rpc = raw.infer_alone(renamed, exchange.passed(self.metadata.passed_stream) + self.credentials(attempt))
-            call = WatchedCall(raw, rpc, versioned=found.versioned, request_id=found.id)
+            call = StreamCall(raw, rpc, versioned=found.versioned, request_id=found.id)
             self.begin_call(exchange, call)
             first = await call.read()
             if first is not None and not wire.is_answer(first):
@@ -322,39 +305,9 @@ class Session:
             raise
         return first_write
 
-    async def _beside(
-        self, shared: SharedStream, exchange: Exchange, message: bytes, found: Inference, turn: Turn
-    ) -> float:
-        """Answer a request on a stream that others use, or elsewhere if its engine does not take it."""
-        try:
-            return await shared.ask(exchange, message, found, turn)
-        except UpstreamError as error:
-            taken = not isinstance(error, NotSentError)
-            if taken and (found.sequence or not error.retryable):
-                raise
-            decided = self._elsewhere(exchange, found, shared.endpoint if taken else "", error)
-            if decided is None:
-                raise
-            exchange.failure = error if taken else None
-        exchange.end_attempt()
-        return await self._once(decided, exchange, message, found, turn)
-
-    def _elsewhere(self, exchange: Exchange, found: Inference, refused: str, error: UpstreamError) -> Plan | None:
-        """Where else a request may go than to the endpoint that refused or lost it."""
-        try:
-            decided = self.requests.plan(found.prompt, exchange, self.requests.access.view(self.metadata.caller))
-        except ApiError:
-            return None
-        attempts = tuple(attempt for attempt in decided.attempts if attempt.endpoint.id != refused)
-        if error.failure is Failure.LOST_BEFORE_ANSWER:
-            attempts = attempts[:MAX_LOST]
-        return Plan(decided.route, attempts) if attempts else None
-
-    async def _once(
-        self, decided: Plan | None, exchange: Exchange, message: bytes, found: Inference, turn: Turn
-    ) -> float:
-        """Answer a request to a model that answers once, by a unary call when it is its turn, for which it gets its
-        plan if it has none. Returns the loop time of the answer."""
+    async def _once(self, exchange: Exchange, message: bytes, found: Inference, turn: Turn) -> float:
+        """Answer a request to a model that answers once, when it is its turn, for which it gets its plan only then.
+        Returns the loop time of the answer."""
 
         async def send(attempt: Attempt, raw: RawTriton) -> bytes:
             renamed = message + wire.name_field(attempt.pool.spec.model)
@@ -364,13 +317,17 @@ class Session:
             return await call.response()
 
         await turn.comes()
-        if decided is None:
-            fleet = self.requests.access.view(self.metadata.caller)
-            decided = self.requests.plan(found.prompt, exchange, fleet)
-            if (waiting := self._enter(exchange, decided, found, fleet, len(message))) is not None:
-                decided = await waiting
+        fleet = self.requests.access.view(self.metadata.caller)
+        decided = self.requests.plan(found.prompt, exchange, fleet)
+        if (waiting := self._enter(exchange, decided, found, fleet, len(message))) is not None:
+            decided = await waiting
         try:
             answer = await self.requests.first_willing(exchange, decided, self.metadata.request_id, send)
+        except EngineStatusError as error:
+            if self.metadata.wants_status or refused_before_the_model(error, found.id):
+                raise
+            reported = wire.only_failure(error.details, message)
+            raise ReportedError(error.failure, error.message, error.status, error.code, reported) from None
         finally:
             if exchange.attempt is not None:
                 self.place(exchange.attempt)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.grpc import wire
-from gateway.upstream.base import Failure, UpstreamError
+from gateway.upstream.base import UpstreamError
 from gateway.upstream.triton.failures import is_refusal
 from gateway.upstream.triton.raw import EngineStatusError, RawTriton
 from router.kserve import Inference
@@ -20,25 +20,13 @@ class ReportedError(UpstreamError):
     reported: bytes = b""
 
 
-def reported(raw: RawTriton, message: bytes, found: Inference) -> ReportedError:
-    """The failure that an engine reported instead of an answer to a request."""
-    judged = raw.judged_text(wire.error_text(message), found, received=False)
-    return ReportedError(judged.failure, judged.message, judged.status, judged.code, message)
-
-
 def raise_if_retryable(raw: RawTriton, message: bytes, found: Inference) -> None:
     """Raise the failure an engine reported as its first message for a request if another endpoint may be tried."""
-    error = reported(raw, message, found)
-    if error.retryable:
-        raise error
+    judged = raw.judged_text(wire.error_text(message), found, received=False)
+    if judged.retryable:
+        raise ReportedError(judged.failure, judged.message, judged.status, judged.code, message)
 
 
 def refused_before_the_model(error: Exception | None, request_id: str) -> bool:
     """Whether an engine's status is for a request that its model was never given, as far as the words tell."""
     return isinstance(error, EngineStatusError) and is_refusal(error.details, request_id)
-
-
-def ended_early(endpoint: str) -> UpstreamError:
-    """The failure of a request whose stream ended without an answer to it."""
-    message = f"Engine {endpoint} ended its stream before it answered."
-    return UpstreamError(Failure.LOST_BEFORE_ANSWER, message, 502, "engine_lost")

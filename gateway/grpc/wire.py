@@ -27,6 +27,10 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
+_FINAL = delimited(4, delimited(1, b"triton_final_response") + delimited(2, b"\x08\x01"))
+"""The parameter that the last message for a request has."""
+
+
 @lru_cache(maxsize=1024)
 def name_field(name: str) -> bytes:
     """Appended to a message, makes `name` the value of its field 1."""
@@ -75,8 +79,14 @@ def error_text(message: bytes) -> str:
 
 def only_answer(response: bytes, name: str) -> bytes:
     """A `ModelInferResponse` as the only, and so the last, message a stream has for a request."""
-    final = delimited(4, delimited(1, b"triton_final_response") + delimited(2, b"\x08\x01"))
-    return delimited(2, response + final + name_field(name))
+    return delimited(2, response + _FINAL + name_field(name))
+
+
+def only_failure(text: str, request: bytes) -> bytes:
+    """The failure of a model that answers once as the message a stream has for the `ModelInferRequest`. Raises
+    MalformedError."""
+    named = b"".join([delimited(number, value.encode()) for number in (1, 2, 3) if (value := text_of(request, number))])
+    return delimited(1, text.encode()) + delimited(2, named + _FINAL)
 
 
 def stream_error(text: str, request_id: str) -> bytes:

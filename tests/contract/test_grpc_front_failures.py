@@ -97,7 +97,9 @@ async def test_a_streams_client_that_leaves_cancels_every_request_at_the_model(
 
 
 @pytest.mark.parametrize("metadata", [(), STATUSES], ids=["messages", "statuses"])
-async def test_a_client_that_leaves_a_shared_stream_cancels_at_the_model(front: GrpcFront, metadata: Any) -> None:
+async def test_a_streams_client_that_leaves_cancels_at_a_model_that_answers_once(
+    front: GrpcFront, metadata: Any
+) -> None:
     before = await front.cancelled("patient")
     async with channel(front.running.grpc_address) as opened:
         call = stub(opened).ModelStreamInfer(metadata=metadata)
@@ -229,18 +231,18 @@ async def test_a_killed_server_ends_what_waits_for_its_only_answer() -> None:
             async with channel(running.grpc_address) as opened:
                 unary = asyncio.create_task(infer(opened, patient("r-patient", 20)))
                 requests = [patient("r-patient", 0.1, "first"), patient("r-patient", 20, "second")]
-                shared = asyncio.create_task(stream(opened, requests))
+                streamed = asyncio.create_task(stream(opened, requests))
                 statuses = asyncio.create_task(stream(opened, [patient("r-patient", 20)], STATUSES))
                 await until_sent(running, 3)
                 await server.kill()
                 assert (await unary).code is grpc.StatusCode.UNAVAILABLE
                 assert "was lost before it answered" in (await unary).details
-                messages = (await shared).messages
+                messages = (await streamed).messages
                 assert {message.infer_response.id for message in messages if message.error_message} == {
                     "first",
                     "second",
                 }
-                assert (await shared).code is grpc.StatusCode.OK
+                assert (await streamed).code is grpc.StatusCode.OK
                 assert (await statuses).code is grpc.StatusCode.UNAVAILABLE
                 await running.until_phase("patient-0", "unhealthy")
                 refused = await infer(opened, patient("r-patient", 0))

@@ -6,12 +6,16 @@ import pytest
 
 from gateway.grpc.call import StreamCall
 from gateway.upstream.base import UpstreamError
+from gateway.upstream.triton.vitals import Vitals
 
 
 class Stream:
     """An RPC, and the channel it was made on, that does nothing but end."""
 
     paced = False
+
+    def __init__(self) -> None:
+        self.vitals = Vitals("e", lambda: 0.0)
 
     async def read(self) -> bytes:
         return b""

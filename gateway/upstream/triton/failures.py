@@ -28,6 +28,7 @@ _SHUTTING_DOWN = re.compile(
 _NOT_SERVED = re.compile(
     r"request for unknown model|model '[^']*' is not ready|unknown model|no available versions", re.IGNORECASE
 )
+_NOT_IN_SEQUENCE = re.compile(r"inference request (?:for sequence|to model) ")
 _STUB_DEAD = re.compile(
     r"(?:in ensemble '[^']*', )?(?:Failed to process the request\(s\) for model [^,]*, message: )?"
     r"Stub process '[^']*' is not healthy"
@@ -151,7 +152,9 @@ def is_stub_death(details: str | None) -> bool:
 
 def is_refusal(details: str, request_id: str) -> bool:
     """Whether an error is Triton's refusal of a request that its model was never given, as far as the words tell."""
-    return details.startswith(_id_prefix(request_id)) or _NOT_SERVED.match(details) is not None
+    return details.startswith(_id_prefix(request_id)) or any(
+        says.match(details) is not None for says in (_NOT_SERVED, _NOT_IN_SEQUENCE)
+    )
 
 
 def _id_prefix(request_id: str) -> str:

@@ -76,7 +76,6 @@ class RawTriton:
         """Whether the model is alive; streams to it are listened to."""
         self._on_failure = on_failure
         self._unary: dict[str, Any] = {}
-        self._infer_stream = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
         self._infer_alone = channel.unary_stream(f"/{SERVICE}/ModelStreamInfer")
         self._decoupled: dict[str, bool] = {}
 
@@ -90,10 +89,6 @@ class RawTriton:
     def infer_alone(self, message: bytes, metadata: Metadata) -> Any:
         """Start a `ModelStreamInfer` of one request."""
         return self._started(self._infer_alone, message, metadata=metadata)
-
-    def infer_stream(self, metadata: Metadata) -> Any:
-        """Start a `ModelStreamInfer` to write requests to."""
-        return self._started(self._infer_stream, metadata=metadata)
 
     @property
     def paced(self) -> bool:
