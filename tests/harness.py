@@ -22,6 +22,7 @@ from router.spec.fleet import (
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
+    OverloadSpec,
     PoolSpec,
     ProbeSpec,
     RedisSpec,
@@ -38,6 +39,8 @@ STREAM = {**CHAT, "stream": True}
 
 OPEN = AuthSpec(anonymous="allow")
 """Of a gateway that anybody may call."""
+CALM = OverloadSpec(loop_lag="off", cpu="off")
+"""Of a gateway that takes no notice of how busy the test's machine is."""
 AT_ONCE = DrainSpec(settle="0s")
 """Of a gateway process for which nobody sends requests any more when it is told to stop."""
 
@@ -131,6 +134,7 @@ async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncI
         tls=spec.gateway.tls,
         admin_tls=spec.gateway.admin_tls,
         clients=spec.gateway.clients,
+        overload=CALM,
         auth=spec.gateway.auth if spec.tenants else OPEN,
     )
     gateway = Gateway(msgspec.structs.replace(spec, gateway=addresses), "hash", None)

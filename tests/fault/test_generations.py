@@ -32,7 +32,6 @@ from router.spec.fleet import (
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
-    OverloadSpec,
     PoolSpec,
     ProbeSpec,
     RouteSpec,
@@ -262,9 +261,7 @@ def both_apis(engine: Engine, triton: HeldTriton) -> FleetSpec:
 
 def addresses(settle: str) -> GatewaySpec:
     http, admin, grpc_ = (f"127.0.0.1:{free_port()}" for _ in range(3))
-    return GatewaySpec(
-        http=http, admin=admin, grpc=grpc_, drain=DrainSpec(settle=settle), overload=OverloadSpec(loop_lag="off")
-    )
+    return GatewaySpec(http=http, admin=admin, grpc=grpc_, drain=DrainSpec(settle=settle))
 
 
 def workers_are(serving: int, draining: int) -> Callable[[Any], bool]:

@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.spec.fleet import AuthSpec, FleetSpec, GatewaySpec
-from tests.harness import AT_ONCE, DONE, ONE, OPEN, STREAM, EngineConnection, ScriptedEngine, free_port
+from tests.harness import AT_ONCE, CALM, DONE, ONE, OPEN, STREAM, EngineConnection, ScriptedEngine, free_port
 
 WORKERS = 2
 
@@ -150,7 +150,7 @@ async def command(
         grpc=f"127.0.0.1:{free_port()}",
         drain=AT_ONCE,
     )
-    gateway = msgspec.structs.replace(addresses, auth=auth)
+    gateway = msgspec.structs.replace(addresses, auth=auth, overload=CALM)
     file, log = folder / "fleet.yaml", folder / "log"
     file.write_text(yaml.safe_dump(msgspec.to_builtins(msgspec.structs.replace(spec, gateway=gateway))))
     with log.open("wb") as output:
