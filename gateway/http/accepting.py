@@ -46,6 +46,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._settling: set[asyncio.Task[None]] = set()
+        """Each with a deadline."""
 
     def listen(self, what: str, address: str, bound: Sequence[socket.socket]) -> None:
         """Accept from the sockets that are `bound` to `address`. Raises ListenError."""
@@ -61,13 +62,21 @@ class Acceptor:
         logger.info("%s: listening on %s%s", what, address, " with TLS" if self._tls is not None else "")
 
     def close(self) -> None:
-        """Accept no more; what is not settled yet is cut."""
+        """Accept no more. What has been accepted is settled on."""
         for one in self._sockets:
             self._loop.remove_reader(one)
             one.close()
         self._sockets.clear()
+
+    def cut(self) -> None:
+        """End the connections that are not settled yet."""
         for task in self._settling:
             task.cancel()
+
+    async def settled(self, patience: float) -> None:
+        """Wait until every connection that has been accepted is one, or has ended; for at most `patience` seconds."""
+        if self._settling:
+            await asyncio.wait(self._settling, timeout=patience)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_AT_ONCE):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import math
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -76,13 +75,18 @@ class ClientServer:
         a slow client, then cut it. Cancelled, it cuts at once."""
         self.draining = self.closing = True
         self._accept_no_more()
-        waiting = self.loop.call_later(_FIRST_REQUEST_S, self._close_idle)
+        end = self.time() + patience
         try:
             await asyncio.sleep(0)  # what has been accepted already becomes a connection
-            self._close_idle(self.time() - _FIRST_REQUEST_S)
-            await self._all_gone(patience)
+            self._close_idle()
+            for listening in self._listening:
+                if isinstance(listening, Acceptor):
+                    await listening.settled(patience)
+            await self._all_gone(end - self.time())
         finally:
-            waiting.cancel()
+            for listening in self._listening:
+                if isinstance(listening, Acceptor):
+                    listening.cut()
             if self._checking is not None:
                 self._checking.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -100,7 +104,9 @@ class ClientServer:
         for listening in self._listening:
             listening.close()
 
-    def _close_idle(self, unused_since: float = math.inf) -> None:
+    def _close_idle(self) -> None:
+        """Close what nobody is being answered on, unless it is so new that its first request may be on its way."""
+        unused_since = self.time() - _FIRST_REQUEST_S
         for connection in tuple(self.connections):
             connection.close_if_idle(unused_since)
 
@@ -114,6 +120,8 @@ class ClientServer:
         while True:
             await asyncio.sleep(_CHECK_EVERY_S)
             now = self.time()
+            if self.closing:
+                self._close_idle()
             for connection in tuple(self.connections):
                 try:
                     connection.check(now)

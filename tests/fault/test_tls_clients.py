@@ -247,6 +247,38 @@ async def test_a_stop_lets_what_is_answered_finish_and_closes_what_is_idle(made:
         writer.close()
 
 
+async def test_a_client_that_still_shakes_hands_when_a_server_stops_gets_its_answer(made: Made) -> None:
+    async with serving(made, small) as served:
+        (acceptor,) = served.server._listening
+        assert isinstance(acceptor, accepting.Acceptor)
+        here = socket.socket()
+        here.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(here, ("127.0.0.1", served.port))
+        await served.until(lambda: bool(acceptor._settling))
+        served.server.drain(accepting=False)
+        stopping = asyncio.create_task(served.server.stop(5))
+        await asyncio.sleep(0.1)
+        assert not stopping.done()
+        reader, writer = await asyncio.open_connection(sock=here, ssl=made.client(), server_hostname="127.0.0.1")
+        writer.write(GET)
+        assert (await asyncio.wait_for(reader.readuntil(b"whole"), 5)).startswith(b"HTTP/1.1 200")
+        writer.close()
+        await asyncio.wait_for(stopping, 5)
+
+
+async def test_a_stop_waits_for_no_client_that_does_not_shake_hands_longer_than_it_may(made: Made) -> None:
+    async with serving(made, small) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        (acceptor,) = served.server._listening
+        assert isinstance(acceptor, accepting.Acceptor)
+        await served.until(lambda: bool(acceptor._settling))
+        async with asyncio.timeout(5):
+            await served.server.stop(0.1)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+
+
 async def test_a_large_answer_reaches_a_slow_client_of_a_server_that_stops(made: Made) -> None:
     async with serving(made, large) as served:
         reader, writer = await served.connect()
