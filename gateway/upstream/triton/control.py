@@ -3,9 +3,10 @@
 `Control` is what a probe needs, whichever API the endpoint has; `GrpcControl` also holds the endpoint's channel.
 
 **Channel.** One connection per endpoint, not shared with other channels. It pings nothing: Triton answers pings on an
-idle connection with GOAWAY. Calls fail at once while the server is down, and reconnecting is tried at least once a
-second, so that an endpoint is back soon after its server is. gRPC's own retries are off: whether a request may run
-twice is decided by dispatch.
+idle connection with GOAWAY. A host that has vanished without a word loses it when it has acknowledged nothing for 30 s,
+as in `gateway.upstream.http2`: gRPC asks that of the kernel where it may ping, be it once in weeks. Calls fail at once
+while the server is down, and reconnecting is tried at least once a second, so that an endpoint is back soon after its
+server is. gRPC's own retries are off: whether a request may run twice is decided by dispatch.
 
 **RPC.** A model that may answer with many messages is called with `ModelStreamInfer`, any other with `ModelInfer`,
 whose errors have a status without `triton_grpc_error`: with that, Triton 2.51 was seen to crash on errors of such
@@ -21,6 +22,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.upstream.base import Failure, Headers, UpstreamError
+from gateway.upstream.http2.connection import UNACKNOWLEDGED_S
 from gateway.upstream.triton.cancels import Canceller, seen
 from gateway.upstream.triton.failures import from_status, is_stub_death
 from gateway.upstream.triton.infer import STATUSES_ASKED_FOR, only_response
@@ -80,6 +82,8 @@ class GrpcControl:
                 ("grpc.enable_retries", 0),
                 ("grpc.enable_http_proxy", 0),
                 ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.keepalive_time_ms", _INT32_MAX - 1),  # the largest would switch off the next, too
+                ("grpc.keepalive_timeout_ms", int(UNACKNOWLEDGED_S * 1000)),
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),
                 # The smallest time a connection attempt is given, which with these back-offs is the time it is given.
