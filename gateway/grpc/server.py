@@ -108,7 +108,8 @@ class GrpcFront:
             **{method: _refusing(reason) for method, reason in _UNIMPLEMENTED.items()},
         }
         self._handlers = {f"/{SERVICE}/{method}": bytes_in(handler) for method, handler in own.items()}
-        self._handlers[f"/{SERVICE}/ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(Streams(requests).infer)
+        streams = Streams(requests, serving)
+        self._handlers[f"/{SERVICE}/ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(streams.infer)
         self._handlers[f"/{_HEALTH}/Check"] = bytes_in(self._check)
 
     async def start(self, address: str, certificate: Certificate | None = None, *, shared: bool) -> None:

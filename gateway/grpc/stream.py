@@ -23,6 +23,11 @@ for somebody before it who has none.
 Requests and the reading of them are tasks that nobody cancels: leaving cancels the RPCs under them, in turn
 (`gateway.grpc.call`), and they end by that. A request is read only if fewer than `MAX_OPEN` are being answered, and a
 message from an engine only when the one before it has been taken by the client's stream, so nothing piles up here.
+
+**The end of a gateway.** A server that stops closes a connection with its last stream. A client answers messages with
+window updates and pings, and where those meet a closed connection they bring about a reset: a client to which that
+happens before it has read the status takes its stream for lost, though it has all of it. So while the gateway drains
+the status follows when there has been time for these answers.
 """
 
 import asyncio
@@ -55,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 MAX_OPEN = 1024
 """Requests of one stream that may be open at once."""
+LAST_STATUS_S = 0.2
+"""How long after the last message of a stream its status follows while the gateway drains."""
 
 _NOT_READING = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "The client does not read its answers.")
 
@@ -62,8 +69,10 @@ _NOT_READING = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "The client does not re
 class Streams:
     """The handler of `ModelStreamInfer`."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: Requests, serving: Callable[[], bool]) -> None:
+        """`serving` says that the gateway does not drain."""
         self._requests = requests
+        self._serving = serving
         self._sessions: set[Session] = set()
 
     async def infer(self, _: object, context: Any) -> None:
@@ -82,6 +91,8 @@ class Streams:
         except asyncio.CancelledError:
             session.leave(GONE)
             raise
+        if not self._serving():
+            await asyncio.sleep(LAST_STATUS_S)
         if status is not OK:
             await context.abort(status.code, status.details, trailing_metadata=session.placed())
 

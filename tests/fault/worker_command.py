@@ -77,7 +77,7 @@ async def streams(url: str, count: int) -> AsyncIterator[list[Client]]:
             for _ in range(count):
                 clients.append(Client(session, url))
                 await asyncio.sleep(0.002)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(20 + count / 10):
                 for client in clients:
                     await client.began.wait()
             yield clients
@@ -94,6 +94,7 @@ class Command:
     process: asyncio.subprocess.Process
     addresses: GatewaySpec
     log: Path
+    patience_s: float = 30.0
 
     @property
     def url(self) -> str:
@@ -118,7 +119,7 @@ class Command:
 
     async def until(self, holds: Callable[[Any], bool]) -> None:
         """Wait for a condition of `/readyz`."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(self.patience_s):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
                     if holds(await self.readiness()):
