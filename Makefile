@@ -16,7 +16,7 @@ QUESTION ?= Paris is the capital of France. Berlin is the capital of Germany. Ro
 	capital of Portugal. Vienna is the capital of Austria. Athens is the capital of Greece. Oslo is the capital of \
 	Norway. Dublin is the capital of Ireland. Warsaw is the capital of Poland. What is the capital of France?
 
-.PHONY: help setup demo test lint schema metrics lock bench-peers
+.PHONY: help setup demo test lint schema metrics openapi lock bench-peers
 
 help:
 	@echo "make demo    bring up a real fleet and ask it a question (ARGS=... goes to headrace up,"
@@ -26,6 +26,7 @@ help:
 	@echo "make setup   only create .venv (the others do it when needed)"
 	@echo "make schema  regenerate docs/fleet.schema.json from the types in router/spec"
 	@echo "make metrics regenerate docs/metrics.md from the metrics that a gateway has"
+	@echo "make openapi regenerate docs/admin-openapi.json from the types and the table in gateway/admin"
 	@echo "make lock    regenerate the lock files after a change of dependencies"
 	@echo "make bench-peers  install what headrace bench relay compares with into .bench/"
 
@@ -76,6 +77,9 @@ schema: $(READY)
 
 metrics: $(READY)
 	@$(BIN)/python -m headrace.metrics_reference > docs/metrics.md
+
+openapi: $(READY)
+	@$(BIN)/python -m gateway.admin.openapi > docs/admin-openapi.json
 
 # dev.txt is resolved first and constrains the rest, so that every installation runs the versions that were tested.
 lock: $(READY)

@@ -32,6 +32,8 @@ from gateway.http.front import Front
 from gateway.http.server import ClientServer
 from gateway.limits import Limiter
 from gateway.listening import certificate, not_to_be_had
+from gateway.live_requests import RequestFilter, RequestList, cancel_request, list_requests
+from gateway.log_levels import LogLevel, LogLevels
 from gateway.metrics import FleetCollector, Metrics
 from gateway.overload import OverloadWatch
 from gateway.reload import ReadAgain, Reloaded, ReloadError, what_can_change
@@ -97,6 +99,7 @@ class Gateway:
         self.state = FleetState(
             redis_url, spec.fleet, documents, content_hash, self._live_fleet.apply, publishes=inherited is None
         )
+        self.log_levels = LogLevels()
         self._overload = OverloadWatch(spec.gateway.overload, self._metrics)
         limits = LimitStore(redis_url, spec.fleet, secrets.token_hex(8)) if redis_url is not None else None
         self._limiter = Limiter(limits, self._metrics, lambda: self.fleet, self._live.now)
@@ -130,7 +133,7 @@ class Gateway:
             lambda: self.lifecycle == "serving",
             exposes_routing=spec.gateway.expose_routing,
         )
-        self._admin = AdminServer(self, admin_token, spec.gateway.admin_tls) if inherited is None else None
+        self._admin = AdminServer(self, admin_token, spec.gateway) if inherited is None else None
         self._clients: ClientServer | None = None
         self._watches: list[asyncio.Task[None]] = []
         self.lifecycle: Lifecycle = "starting"
@@ -183,6 +186,15 @@ class Gateway:
     def drained(self, endpoint: Endpoint) -> bool:
         return no_requests_left(endpoint)
 
+    async def list_requests(self, wanted: RequestFilter) -> RequestList:
+        return list_requests(self._live, wanted)
+
+    async def cancel_request(self, id_: str) -> bool:
+        return cancel_request(self._live, id_)
+
+    def set_log_level(self, name: str, level: LogLevel | None) -> None:
+        self.log_levels.set_or_reset(name, level)
+
     def redis_connected(self) -> bool | None:
         """Whether the shared state is followed; None where none is configured."""
         status = self.state.status
@@ -195,7 +207,7 @@ class Gateway:
         self._live.observer = observer = observer_of(self._spec, self._metrics, self._live.now)
         own = certificate("tls", self._spec.gateway.tls)
         if self._admin is not None:
-            await self._admin.start(self._spec.gateway.admin)
+            await self._admin.start()
         await self.state.start()
         await self._live_fleet.probed_once(_FIRST_PROBES_S)
         self._watches = [

@@ -13,8 +13,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from msgspec import Struct
 
 from gateway.metrics import CLIENT_GONE
 from gateway.relay.accounting import Account
@@ -39,8 +41,18 @@ SWEEP_SHORTEST_S = 0.005
 SWEEP_LONGEST_S = 1.0
 
 
+class Origin(Struct, frozen=True):
+    """Where a request came from."""
+
+    protocol: Literal["http", "grpc"]
+    path: str
+    """Without its query; over gRPC, the RPC."""
+    request_id: str
+    address: str
+
+
 class Client(Protocol):
-    """Who an exchange is for, as far as deadlines are concerned."""
+    """Who an exchange is for, as far as deadlines and operators are concerned."""
 
     paused_since: float
     """Loop time since when the client has not kept up; 0 if it does."""
@@ -49,6 +61,11 @@ class Client(Protocol):
 
     def abort(self) -> None:
         """End the client's connection or call: it does not read."""
+
+    def origin(self) -> Origin: ...
+
+    def refuse(self, error: UpstreamError) -> None:
+        """Have the reading of a request that is still coming in end with `error`."""
 
 
 class Admitted(Protocol):
@@ -63,8 +80,8 @@ class Exchange:
 
     __slots__ = (
         "_held", "_live", "_place", "account", "admitted", "asked_timeouts", "attempt", "attempt_started", "attempts",
-        "call", "client", "failure", "ping", "pinged", "position", "record", "reservation", "route", "started",
-        "status", "streamed", "tenant", "timeouts", "trace", "waits_for",
+        "call", "cancelled", "client", "failure", "number", "ping", "pinged", "position", "record", "reservation",
+        "route", "started", "status", "streamed", "tenant", "timeouts", "trace", "waits_for",
     )  # fmt: skip
 
     def __init__(self, live: "LiveExchanges", client: Client) -> None:
@@ -106,6 +123,10 @@ class Exchange:
         """What it holds of its tenant's limits."""
         self.status = 0
         """The HTTP status of its answer, to be set before it is closed; 0 is a failure."""
+        self.number = 0
+        """By which operators know it; 0 as long as none has seen it (`gateway.live_requests`)."""
+        self.cancelled: UpstreamError | None = None
+        """Why it is not to be sent anywhere any more."""
 
     def __enter__(self) -> "Exchange":
         self._live.add(self)
@@ -128,8 +149,10 @@ class Exchange:
         self._held = state
 
     def begin_attempt(self, attempt: Attempt) -> None:
-        """Count the request at an endpoint, from before it is sent."""
+        """Count the request at an endpoint, from before it is sent. Raises UpstreamError for a cancelled one."""
         self.end_attempt()
+        if self.cancelled is not None:
+            raise self.cancelled
         state = attempt.endpoint.state
         state.in_flight += 1
         if state.outlier.on_trial:
@@ -279,6 +302,10 @@ class LiveExchanges:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __iter__(self) -> Iterator[Exchange]:
+        """The open ones; none may come or go meanwhile."""
+        return iter(self._open)
 
     def add(self, exchange: Exchange) -> None:
         self._open.add(exchange)

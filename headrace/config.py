@@ -10,9 +10,7 @@ once for the same reason.
 """
 
 import asyncio
-import contextlib
 import hashlib
-import ipaddress
 import logging
 import os
 import sys
@@ -30,7 +28,7 @@ from gateway.upstream.triton.tokens import TokenizerError, load_tokenizer
 from headrace.settings import ADDRESSES, Settings, read_settings
 from router.spec.fleet import FleetSpec, GatewaySpec, PoolSpec, ReplaceSpec, SecretSpec
 from router.spec.strict import Problem, Reading, read_fleet
-from router.spec.units import host_and_port
+from router.spec.units import is_loopback
 from router.spec.yaml_nodes import MAX_CHARACTERS
 
 MAX_TEMPLATE_BYTES = 1024 * 1024
@@ -196,15 +194,14 @@ def _with_certificates(gateway: GatewaySpec, folder: Path) -> GatewaySpec:
 
 
 def _open_admin(reading: Reading, fleet: FleetSpec, settings: Settings) -> list[Problem]:
-    """A warning if anybody who reaches this machine could change the fleet."""
-    host, _ = host_and_port(fleet.gateway.admin)
-    tls = fleet.gateway.admin_tls
-    if settings.admin_token is not None or host == "localhost" or (tls is not None and tls.client_ca is not None):
+    """A warning if the admin API is closed, since anybody who reaches this machine could use it."""
+    address, tls = fleet.gateway.admin, fleet.gateway.admin_tls
+    if settings.admin_token is not None or is_loopback(address) or (tls is not None and tls.client_ca is not None):
         return []
-    with contextlib.suppress(ValueError):
-        if host is not None and ipaddress.ip_address(host).is_loopback:
-            return []
-    message = "can be reached from other machines and asks for no token: set HEADRACE_ADMIN_TOKEN for the gateway"
+    message = (
+        "can be reached from other machines, so nobody may use the admin API without a token: set HEADRACE_ADMIN_TOKEN "
+        "for the gateway"
+    )
     if "admin" in settings.listen:
         return [Problem(ADDRESSES["admin"], message)]
     return [reading.problem_at(("gateway", "admin"), message)]

@@ -12,12 +12,12 @@ from typing import Literal, get_args
 
 from msgspec import structs
 
+from gateway.log_levels import LogLevel
 from router.spec.fleet import FleetSpec, GatewaySpec, RedisSpec
 from router.spec.references import listeners
 from router.spec.strict import Problem
 from router.spec.wording import choice_fault, did_you_mean, pattern_of, text_fault
 
-LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
 ADDRESSES = {"http": "HEADRACE_HTTP", "grpc": "HEADRACE_GRPC", "admin": "HEADRACE_ADMIN_LISTEN"}

@@ -117,7 +117,9 @@ class RunningGateway:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncIterator[RunningGateway]:
+async def running_gateway(
+    spec: FleetSpec, *, wait_ready: bool = True, admin_token: str | None = None
+) -> AsyncIterator[RunningGateway]:
     """A gateway for `spec` on free ports; on leaving, its counters must be back at zero. Its `auth` counts only
     where it has tenants."""
     http_port, admin_port = free_port(), free_port()
@@ -137,7 +139,7 @@ async def running_gateway(spec: FleetSpec, *, wait_ready: bool = True) -> AsyncI
         overload=CALM,
         auth=spec.gateway.auth if spec.tenants else OPEN,
     )
-    gateway = Gateway(msgspec.structs.replace(spec, gateway=addresses), "hash", None)
+    gateway = Gateway(msgspec.structs.replace(spec, gateway=addresses), "hash", admin_token)
     running = RunningGateway(gateway, http_port, admin_port, grpc_port)
     await gateway.start()
     try:

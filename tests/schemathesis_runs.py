@@ -18,8 +18,8 @@ import msgspec
 
 SECONDS = float(os.environ.get("SCHEMATHESIS_SECONDS", "0"))
 RATE = os.environ.get("SCHEMATHESIS_RATE")
-_SHORT_S = 60.0
-"""When a short run hangs; it takes a few seconds."""
+_SHORT_S = 120.0
+"""When a short run hangs; it takes some seconds of processor time."""
 _REPORT = "report.json"
 _MORE_S = 120.0
 """How long a run may go on after its time, to end and to find the smallest example of what failed."""

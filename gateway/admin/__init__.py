@@ -6,9 +6,13 @@ What its server and its clients must agree on stands here, where importing it lo
 TOKEN_HEADER = "x-headrace-admin-token"
 MISSING_TOKEN = "missing_admin_token"
 WRONG_TOKEN = "invalid_admin_token"
-UNKNOWN_NAMES = ("endpoint_not_found", "route_not_found", "tenant_not_found")
+TOKEN_NOT_SET = "admin_token_not_set"
+UNKNOWN_NAMES = ("endpoint_not_found", "route_not_found", "tenant_not_found", "request_not_found", "logger_not_found")
 """Error codes; of a 404 only these: any other is about the path."""
 ENDPOINTS = "/admin/v1/endpoints"
 ROUTES = "/admin/v1/routes"
 TENANTS = "/admin/v1/tenants"
+REQUESTS = "/admin/v1/requests"
+LOG_LEVELS = "/admin/v1/log-levels"
 RELOAD = "/admin/v1/reload"
+OPENAPI = "/admin/v1/openapi.json"

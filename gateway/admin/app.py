@@ -1,10 +1,10 @@
-"""The admin API as an aiohttp application, on a port of its own.
+"""The admin API as an aiohttp application, on a port of its own: the handlers of `operations`.
 
-`/healthz`, `/readyz` and `/metrics` are for machines and need no token. Everything under `/admin` changes or shows the
-fleet and needs one, if one is set, in the header `TOKEN_HEADER`; and a client certificate, where the port knows whose.
+`/healthz`, `/readyz` and `/metrics` are for machines and need no token. Everything else changes or shows the fleet and
+needs one, if one is set, in the header `TOKEN_HEADER`; and a client certificate, where the port knows whose. Where
+other machines can reach the port and neither is asked for, nobody may use it.
 
-Names may hold slashes (`org/model`). They may be escaped or not: the routes below take all of
-the path up to a verb at its end.
+Names may hold slashes (`org/model`). They may be escaped or not: routes take all of the path up to a verb at its end.
 """
 
 import hmac
@@ -17,10 +17,14 @@ import msgspec
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from gateway.admin import ENDPOINTS, MISSING_TOKEN, RELOAD, ROUTES, TENANTS, TOKEN_HEADER, WRONG_TOKEN
+from gateway.admin import MISSING_TOKEN, TOKEN_HEADER, TOKEN_NOT_SET, WRONG_TOKEN, answers
 from gateway.admin.changes import add_endpoint, check_removal, drain_endpoint, set_route, set_tenant, undrain_endpoint
+from gateway.admin.openapi import document_text
+from gateway.admin.operations import OPERATIONS
 from gateway.admin.readiness import readiness
 from gateway.admin.view import AdminView, endpoint_rows, known_problems, route_rows, tenant_rows
+from gateway.live_requests import RequestFilter
+from gateway.log_levels import AUDIT, check_logger
 from gateway.reload import ReloadError
 from router.errors import ApiError, invalid, unavailable
 from router.spec.documents import EndpointFields, Family
@@ -32,39 +36,34 @@ from router.state.errors import StateUnavailable, WriteConflict
 
 BODY_LIMIT = 1024 * 1024
 
+_OPEN = frozenset(one.path for one in OPERATIONS if not one.guarded)
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(AUDIT)
+logger.setLevel(logging.INFO)  # whatever the others may say: who changed what is told
 
 _Spec = TypeVar("_Spec")
+_Query = TypeVar("_Query", bound=msgspec.Struct)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def admin_app(gateway: AdminView, token: str | None, *, client_certificates: bool = False) -> web.Application:
+def admin_app(
+    gateway: AdminView, token: str | None, *, client_certificates: bool = False, exposed: bool = False
+) -> web.Application:
     """The admin API of `gateway`; with a `token`, `/admin` is for those only who send it, and with
-    `client_certificates` for those only who have shown one that the connection has found good."""
+    `client_certificates` for those only who have shown one that the connection has found good. Without either, and
+    `exposed` to other machines, it is for nobody."""
     handlers = _Handlers(gateway)
     checks = [_certificate_check] if client_certificates else []
-    app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_changes, _errors, *checks, _token_check(token)])
-    app.add_routes(
-        [
-            web.get("/healthz", handlers.healthz),
-            web.get("/readyz", handlers.readyz),
-            web.get("/metrics", handlers.metrics),
-            web.get(ENDPOINTS, handlers.list_endpoints),
-            web.post(ENDPOINTS, handlers.add_endpoint),
-            web.post(ENDPOINTS + "/{name:.+}/drain", handlers.drain),
-            web.post(ENDPOINTS + "/{name:.+}/undrain", handlers.undrain),
-            web.delete(ENDPOINTS + "/{name:.+}", handlers.remove_endpoint),
-            web.get(ROUTES, handlers.list_routes),
-            web.put(ROUTES + "/{name:.+}", handlers.set_route),
-            web.delete(ROUTES + "/{name:.+}", handlers.remove_route),
-            web.get(TENANTS, handlers.list_tenants),
-            web.put(TENANTS + "/{name:.+}", handlers.set_tenant),
-            web.delete(TENANTS + "/{name:.+}", handlers.remove_tenant),
-            web.post(RELOAD, handlers.reload),
-        ]
-    )
+    checks.append(_closed if exposed and token is None and not client_certificates else _token_check(token))
+    app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_changes, _errors, *checks])
+    for one in OPERATIONS:
+        path = one.path.replace("{name}", "{name:.+}")
+        handler = getattr(handlers, one.name)
+        if one.method == "GET":
+            app.router.add_get(path, handler)  # takes HEAD, too
+        else:
+            app.router.add_route(one.method, path, handler)
     return app
 
 
@@ -91,20 +90,23 @@ class _Handlers:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return web.Response(body=encode(self._gateway.registry), headers={"content-type": content_type})
 
+    async def openapi(self, _: web.Request) -> web.Response:
+        return web.Response(body=document_text(), content_type="application/json")
+
     async def list_endpoints(self, _: web.Request) -> web.Response:
-        return _json({"endpoints": endpoint_rows(self._gateway), "problems": known_problems(self._gateway)})
+        return _json(answers.EndpointList(endpoint_rows(self._gateway), known_problems(self._gateway)))
 
     async def add_endpoint(self, request: web.Request) -> web.Response:
         endpoint = await _body(request, EndpointFields)
         await self._gateway.state.put(add_endpoint(endpoint, self._gateway.state.documents))
         _in_force(endpoint.id in self._gateway.merged.endpoints)
-        return _json({"id": endpoint.id, "pool": endpoint.pool}, status=201)
+        return _json(answers.AddedEndpoint(endpoint.id, endpoint.pool), status=201)
 
     async def drain(self, request: web.Request) -> web.Response:
         id_ = request.match_info["name"]
         await self._gateway.state.put(drain_endpoint(id_, self._gateway.state.documents))
         _in_force(self._drains(id_))
-        return _json({"id": id_, "drain": True})
+        return _json(answers.DrainedEndpoint(id_, drain=True))
 
     async def undrain(self, request: web.Request) -> web.Response:
         id_ = request.match_info["name"]
@@ -114,15 +116,15 @@ class _Handlers:
         else:
             await self._gateway.state.put(document)
         _in_force(not self._drains(id_))
-        return _json({"id": id_, "drain": False})
+        return _json(answers.DrainedEndpoint(id_, drain=False))
 
     async def remove_endpoint(self, request: web.Request) -> web.Response:
         id_ = request.match_info["name"]
         await self._remove("endpoints", id_)
-        return _json({"id": id_, "removed": True})
+        return _json(answers.RemovedEndpoint(id_, removed=True))
 
     async def list_routes(self, _: web.Request) -> web.Response:
-        return _json({"routes": route_rows(self._gateway), "problems": known_problems(self._gateway)})
+        return _json(answers.RouteList(route_rows(self._gateway), known_problems(self._gateway)))
 
     async def set_route(self, request: web.Request) -> web.Response:
         name = _name(request)
@@ -136,7 +138,7 @@ class _Handlers:
         return await self._remove_named("routes", request)
 
     async def list_tenants(self, _: web.Request) -> web.Response:
-        return _json({"tenants": tenant_rows(self._gateway), "problems": known_problems(self._gateway)})
+        return _json(answers.TenantList(tenant_rows(self._gateway), known_problems(self._gateway)))
 
     async def set_tenant(self, request: web.Request) -> web.Response:
         name = _name(request)
@@ -148,6 +150,32 @@ class _Handlers:
     async def remove_tenant(self, request: web.Request) -> web.Response:
         return await self._remove_named("tenants", request)
 
+    async def list_requests(self, request: web.Request) -> web.Response:
+        return _json(await self._gateway.list_requests(_query(request, RequestFilter)))
+
+    async def cancel_request(self, request: web.Request) -> web.Response:
+        id_ = request.match_info["name"]
+        if not await self._gateway.cancel_request(id_):
+            message = f"No open request has the id {id_[:200]!r}; it may have ended."
+            raise ApiError(404, message, code="request_not_found")
+        return _json(answers.CancelledRequest(id_, cancelled=True))
+
+    async def list_log_levels(self, _: web.Request) -> web.Response:
+        return _json(answers.LoggerList(self._gateway.log_levels.rows(), []))
+
+    async def set_log_level(self, request: web.Request) -> web.Response:
+        name, wanted = request.match_info["name"], await _body(request, answers.LevelSpec)
+        check_logger(name)
+        self._gateway.set_log_level(name, wanted.level)
+        logger.info("logger %s is set to %s", name, wanted.level)
+        return _json(answers.Named(name))
+
+    async def reset_log_level(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        check_logger(name)
+        self._gateway.set_log_level(name, None)
+        return _json(answers.Named(name))
+
     async def reload(self, _: web.Request) -> web.Response:
         try:
             return _json(await self._gateway.reload())
@@ -158,9 +186,7 @@ class _Handlers:
     async def _remove_named(self, family: Family, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         await self._remove(family, name)
-        return _json(
-            {"name": name, "removed": True, "still_from": self._gateway.merged.sources.get((family, name), ())}
-        )
+        return _json(answers.Removed(name, True, self._gateway.merged.sources.get((family, name), ())))
 
     def _drains(self, id_: str) -> bool:
         endpoint = self._gateway.merged.endpoints.get(id_)
@@ -202,6 +228,24 @@ async def _body(request: web.Request, type_: type[_Spec]) -> _Spec:
     return part
 
 
+def _query(request: web.Request, type_: type[_Query]) -> _Query:
+    """The query of a request, whose names are all known and given once."""
+    given: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name in given or name not in type_.__struct_fields__:
+            what = (
+                "is given twice" if name in given else f"is not known; known are {', '.join(type_.__struct_fields__)}"
+            )
+            raise invalid(f"`{name[:100]}` {what}.", param=name[:100], code="invalid_value")
+        given[name] = value
+    try:
+        return msgspec.convert(given, type_, strict=False)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        name = where.rstrip("`")
+        raise invalid(f"`{name}`: {what}.", param=name or None, code="invalid_value") from None
+
+
 def _sentence(problem: Problem) -> str:
     where = f"`{problem.path}`" if problem.path else "The body"
     return f"{where}: {problem.message}" + ("" if problem.message.endswith("?") else ".")
@@ -230,6 +274,17 @@ def _token_check(token: str | None) -> Any:
 
 
 @web.middleware
+async def _closed(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    if _is_guarded(request):
+        message = (
+            "The admin API can be reached from other machines and this gateway has no token to ask for: start it with "
+            "HEADRACE_ADMIN_TOKEN, or have `gateway.admin` listen on 127.0.0.1."
+        )
+        raise ApiError(403, message, type="authentication_error", code=TOKEN_NOT_SET)
+    return await handler(request)
+
+
+@web.middleware
 async def _certificate_check(request: web.Request, handler: _Handler) -> web.StreamResponse:
     if _is_guarded(request) and not request.get_extra_info("peercert"):
         message = "The admin API needs a client certificate (HEADRACE_ADMIN_CERT)."
@@ -238,7 +293,7 @@ async def _certificate_check(request: web.Request, handler: _Handler) -> web.Str
 
 
 def _is_guarded(request: web.Request) -> bool:
-    return unquote(request.path).startswith("/admin")
+    return unquote(request.path) not in _OPEN
 
 
 @web.middleware
@@ -275,5 +330,5 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
 def _refusal(error: ApiError, headers: dict[str, str] | None = None) -> web.Response:
     if error.retry_after is not None:
         headers = {**(headers or {}), "retry-after": str(error.retry_after)}
-    body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return _json({"error": body}, status=error.status, headers=headers)
+    told = answers.Error(answers.ErrorDetail(error.message, error.type, error.param, error.code))
+    return _json(told, status=error.status, headers=headers)

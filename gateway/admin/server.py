@@ -7,21 +7,24 @@ from aiohttp import web
 from gateway.admin.app import admin_app
 from gateway.admin.view import AdminView
 from gateway.listening import certificate, listen
-from router.spec.fleet import AdminTlsSpec
+from router.spec.fleet import GatewaySpec
+from router.spec.units import is_loopback
 
 
 class AdminServer:
     """The admin API of `gateway` on a port of its own. Start it once, stop it once."""
 
-    def __init__(self, gateway: AdminView, token: str | None, tls: AdminTlsSpec | None = None) -> None:
-        knows_clients = tls is not None and tls.client_ca is not None
-        self._runner = web.AppRunner(admin_app(gateway, token, client_certificates=knows_clients), access_log=None)
-        self._tls = tls
+    def __init__(self, gateway: AdminView, token: str | None, spec: GatewaySpec) -> None:
+        self._address, self._tls = spec.admin, spec.admin_tls
+        knows_clients = self._tls is not None and self._tls.client_ca is not None
+        exposed = not is_loopback(self._address)
+        app = admin_app(gateway, token, client_certificates=knows_clients, exposed=exposed)
+        self._runner = web.AppRunner(app, access_log=None)
         self._following: asyncio.Task[None] | None = None
         self._listening: list[asyncio.Server] = []
 
-    async def start(self, address: str) -> None:
-        """Serve. Raises ListenError if `address` is not to be had, or a certificate for it."""
+    async def start(self) -> None:
+        """Serve. Raises ListenError if its address is not to be had, or a certificate for it."""
         own = certificate("admin_tls", self._tls)
         context = None
         if own is not None:
@@ -29,7 +32,7 @@ class AdminServer:
             self._following = asyncio.create_task(own.follow(), name="admin certificate")
         await self._runner.setup()
         assert self._runner.server is not None
-        self._listening = await listen(self._runner.server, "admin", address, tls=context)
+        self._listening = await listen(self._runner.server, "admin", self._address, tls=context)
 
     async def stop(self) -> None:
         for listening in self._listening:

@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
+from gateway.live_requests import RequestFilter, RequestList
+from gateway.log_levels import LogLevel, LogLevels
 from gateway.reload import Reloaded
 from router.fleet import Endpoint, FleetView, Phase, Pool, Route
 from router.merge import SINGULAR, MergedFleet, merge
@@ -74,6 +76,19 @@ class AdminView(Protocol):
 
     def drained(self, endpoint: Endpoint) -> bool:
         """Whether an endpoint that is to drain has no requests of this gateway left, and will get none."""
+
+    async def list_requests(self, wanted: RequestFilter) -> RequestList:
+        """The open requests, of all its processes."""
+
+    @property
+    def log_levels(self) -> LogLevels:
+        """Those of the process that serves the admin API; what is changed there is changed in all."""
+
+    def set_log_level(self, name: str, level: LogLevel | None) -> None:
+        """As `LogLevels.set_or_reset`, of a logger that was checked, in all its processes."""
+
+    async def cancel_request(self, id_: str) -> bool:
+        """As `gateway.live_requests.cancel_request`, in whichever process it is."""
 
 
 class EndpointRow(Struct, frozen=True, kw_only=True):

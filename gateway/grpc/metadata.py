@@ -9,14 +9,16 @@ names it: as the answer's model.
 """
 
 from typing import Any
+from urllib.parse import unquote
 
 from gateway.access import KEY_HEADERS, Access
 from gateway.admission import POSITION_HEADER
 from gateway.credentials import AUTHORIZATION
+from gateway.exchange import Origin
 from gateway.oidc.callers import Caller, Pending
 from gateway.request_ids import is_request_id, new_request_id
-from gateway.upstream.base import Headers
-from gateway.upstream.triton.raw import Metadata
+from gateway.upstream.base import Headers, UpstreamError
+from gateway.upstream.triton.raw import SERVICE, Metadata
 from router.admission.standing import PREFER_HEADER, PRIORITY_HEADER
 
 REQUEST_ID = "x-request-id"
@@ -34,6 +36,7 @@ class ClientMetadata:
         "authorization",
         "caller",
         "context",
+        "method",
         "passed",
         "passed_stream",
         "prefers",
@@ -60,11 +63,17 @@ class ClientMetadata:
     """The client's id of the RPC, or one made for the log."""
     wants_status: bool
     """A stream's first error is to end it, as a status."""
+    method: str
+    """The RPC's."""
+    paused_since = resumed_at = 0.0
+    """As the client of its exchange (`gateway.exchange.Client`), to whom nothing is written before a unary call's
+    end."""
 
-    def __init__(self, context: Any, access: Access, *, exposes_routing: bool) -> None:
+    def __init__(self, context: Any, access: Access, method: str, *, exposes_routing: bool) -> None:
         """Without `exposes_routing`, the client is not told of endpoints."""
         self._exposes_routing = exposes_routing
         self.context = context
+        self.method = method
         given = {key: value for key, value in context.invocation_metadata() or () if key in _HEARD}
         self.caller = access.caller(given)
         self.authorization = given.get(AUTHORIZATION, "")
@@ -82,6 +91,15 @@ class ClientMetadata:
         self.wants_status = given.get(_WANTS_STATUS[0]) == _WANTS_STATUS[1]
         self.passed_stream = (*self.passed, _WANTS_STATUS) if self.wants_status else self.passed
 
+    def abort(self) -> None: ...
+
+    def origin(self) -> Origin:
+        """Where the request came from; see `gateway.exchange.Client`."""
+        return Origin("grpc", f"/{SERVICE}/{self.method}", self.request_id, _address(self.context.peer()))
+
+    def refuse(self, _: UpstreamError) -> None:
+        """A request's message has come before anything is done about it."""
+
     async def settle(self) -> None:
         """Wait a little for what the caller's token is to be checked with, if that is on its way."""
         if isinstance(self.caller, Pending):
@@ -93,3 +111,8 @@ class ClientMetadata:
             return self._echoed
         placed = (*self._echoed, ("x-headrace-endpoint", endpoint))
         return (*placed, (POSITION_HEADER, str(position))) if position else placed
+
+
+def _address(peer: str) -> str:
+    """The address in what gRPC calls a peer: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")

@@ -5,7 +5,6 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 from gateway.access import Access
 from gateway.admission import Admission
@@ -20,7 +19,7 @@ from gateway.metrics import UNKNOWN_ROUTE, Metrics
 from gateway.overload import OverloadWatch
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
-from gateway.upstream.triton.raw import SERVICE, RawTriton
+from gateway.upstream.triton.raw import RawTriton
 from router.admission.limits import TenantLimits
 from router.fleet import FleetView
 from router.plan import Attempt, Plan, plan
@@ -58,9 +57,9 @@ class Requests:
         """A key for a request that prefers no endpoint: each has another, so they spread."""
         return next(self._turns)
 
-    def metadata(self, context: Any) -> ClientMetadata:
+    def metadata(self, context: Any, method: str) -> ClientMetadata:
         """What a client sent along with an RPC."""
-        return ClientMetadata(context, self.access, exposes_routing=self._exposes_routing)
+        return ClientMetadata(context, self.access, method, exposes_routing=self._exposes_routing)
 
     def plan(self, prompt: PromptView, exchange: Exchange, view: FleetView) -> Plan:
         """Where a request goes in the fleet as its caller sees it; the exchange is told of both. Raises ApiError."""
@@ -115,13 +114,11 @@ class Requests:
 
         return await first_willing(exchange, decided, self.fleet, request_id, send_raw)
 
-    def begin(self, exchange: Exchange, method: str, metadata: ClientMetadata) -> None:
+    def begin(self, exchange: Exchange, metadata: ClientMetadata) -> None:
         """A request has come by an RPC."""
         if self.live.observer is not None:
-            context = metadata.context
-            headers = dict(context.invocation_metadata() or ())
-            client = _address(context.peer())
-            self.live.observer.begin_rpc(exchange, f"{SERVICE}/{method}", metadata.request_id, headers, client)
+            headers = dict(metadata.context.invocation_metadata() or ())
+            self.live.observer.begin_rpc(exchange, metadata.origin(), headers)
 
     def observe(self, exchange: Exchange, status: Status, first_write: float = 0.0) -> None:
         """Count a request that has ended; `first_write` is the loop time of a stream's first message."""
@@ -133,11 +130,6 @@ class Requests:
             exchange.streamed = bool(first_write)
             exchange.told(status.code.name.lower() if status is not OK else None)
             self.live.observer.end(exchange, API, status.http, ttft)
-
-
-def _address(peer: str) -> str:
-    """The address in what gRPC calls a peer: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000`."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def raw_triton(engine: Engine) -> RawTriton:

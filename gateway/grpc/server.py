@@ -144,7 +144,7 @@ class GrpcFront:
         """What `handler` answers to those who may come in; it is given the fleet as they see it."""
 
         async def admit(message: bytes, context: Any) -> bytes:
-            metadata = self._requests.metadata(context)
+            metadata = self._requests.metadata(context, "")
             await metadata.settle()
             try:
                 fleet = self._requests.access.view(metadata.caller)

@@ -20,6 +20,7 @@ _OF_HTTP = {
     401: StatusCode.UNAUTHENTICATED,
     403: StatusCode.PERMISSION_DENIED,
     404: StatusCode.NOT_FOUND,
+    410: StatusCode.CANCELLED,
     429: StatusCode.RESOURCE_EXHAUSTED,
     503: StatusCode.UNAVAILABLE,
     504: StatusCode.DEADLINE_EXCEEDED,

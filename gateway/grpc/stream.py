@@ -38,7 +38,7 @@ from typing import Any
 
 import grpc
 
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Origin
 from gateway.grpc import wire
 from gateway.grpc.call import StreamCall, UnaryCall
 from gateway.grpc.requests import Requests
@@ -102,7 +102,7 @@ class Session:
 
     def __init__(self, requests: Requests, context: Any) -> None:
         self.requests = requests
-        self.metadata = requests.metadata(context)
+        self.metadata = requests.metadata(context, "ModelStreamInfer")
         self.paused_since = 0.0
         self.resumed_at = 0.0
         self.ended: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
@@ -142,6 +142,12 @@ class Session:
 
     def abort(self) -> None:
         self.leave(_NOT_READING)
+
+    def origin(self) -> Origin:
+        return self.metadata.origin()
+
+    def refuse(self, error: UpstreamError) -> None:
+        self.metadata.refuse(error)
 
     def placed(self) -> Any:
         """What is said about where the stream's first request went."""
@@ -197,7 +203,7 @@ class Session:
         turn, in_turn = Turn(), True
         with Exchange(requests.live, self) as exchange:
             self._exchanges.add(exchange)
-            requests.begin(exchange, "ModelStreamInfer", self.metadata)
+            requests.begin(exchange, self.metadata)
             try:
                 async with self._in_order:  # in which requests go out
                     try:

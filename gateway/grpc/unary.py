@@ -27,16 +27,6 @@ from router.plan import Attempt, Plan
 logger = logging.getLogger(__name__)
 
 
-class UnaryClient:
-    """Nothing is written to a unary call's client before the end; see `gateway.exchange.Client`."""
-
-    paused_since = 0.0
-    resumed_at = 0.0
-
-    def abort(self) -> None: ...
-
-
-_CLIENT = UnaryClient()
 _KEPT_OUT = frozenset({StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED})
 
 
@@ -64,11 +54,11 @@ class Unary:
 
     async def infer(self, message: bytes, context: Any) -> bytes:
         """`ModelInfer`."""
-        metadata = self._requests.metadata(context)
+        metadata = self._requests.metadata(context, "ModelInfer")
         await metadata.settle()
         status = INTERNAL
-        with Exchange(self._requests.live, _CLIENT) as exchange:
-            self._requests.begin(exchange, "ModelInfer", metadata)
+        with Exchange(self._requests.live, metadata) as exchange:
+            self._requests.begin(exchange, metadata)
             try:
                 fleet = self._requests.access.view(metadata.caller)
                 found = read_infer(message, stream=False, otherwise=self._requests.turn(), salt=fleet.salt)
@@ -106,9 +96,9 @@ class Unary:
         """The handler of a question about a model: any replica of the route answers it."""
 
         async def handle(message: bytes, context: Any) -> bytes:
-            metadata = self._requests.metadata(context)
+            metadata = self._requests.metadata(context, query.method)
             await metadata.settle()
-            with Exchange(self._requests.live, _CLIENT) as exchange:
+            with Exchange(self._requests.live, metadata) as exchange:
                 try:
                     fleet = self._requests.access.view(metadata.caller)
                     name, versioned = text_of(message, 1), bool(text_of(message, 2))
@@ -135,7 +125,7 @@ class Unary:
         for name in tuple(fleet.routes):
             with (
                 contextlib.suppress(ApiError, UpstreamError),
-                Exchange(self._requests.live, _CLIENT) as exchange,
+                Exchange(self._requests.live, metadata) as exchange,
             ):
                 decided = self._requests.plan(query_view(name, self._requests.turn()), exchange, fleet)
                 answer = await self._ask("ModelStatistics", b"", decided, exchange, metadata, versioned=False)

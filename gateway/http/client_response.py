@@ -11,8 +11,12 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Protocol
 
+from gateway.exchange import Origin
+from gateway.http.errors import as_api_error
 from gateway.http.request_head import RequestHead
+from gateway.upstream.base import UpstreamError
 from gateway.upstream.http_connection import reset
+from router.errors import ApiError
 
 LAST_CHUNK = b"0\r\n\r\n"
 """What ends a chunked body."""
@@ -48,6 +52,12 @@ class Wire(Protocol):
     def ending(self) -> bool:
         """Whether the answer has to be the connection's last."""
 
+    def client_of(self, head: RequestHead) -> str:
+        """The address of the client of a request with this head."""
+
+    def refuse_body(self, error: ApiError) -> None:
+        """Have whoever reads the request's body raise `error`, if it has not all come."""
+
 
 class _Date:
     """The current time as a header's value (RFC 9110 section 5.6.7), made once a second."""
@@ -76,6 +86,7 @@ class ClientResponse:
         """What goes into the head whatever the answer will be."""
         self._exposes_routing = exposes_routing
         self._wire = wire
+        self._request_head = head
         self._http11 = head is None or head.http11
         self._keep = head is not None and head.keep_alive
         self._bodyless = head is not None and head.method == "HEAD"
@@ -94,6 +105,16 @@ class ClientResponse:
         """Loop time since when the client has not kept up; 0 if it does."""
         self.resumed_at = 0.0
         """Loop time when it last caught up."""
+
+    def origin(self) -> Origin:
+        """Where the request came from; see `gateway.exchange.Client`."""
+        head, request_id = self._request_head, dict(self.headers).get("x-request-id", "")
+        assert head is not None
+        return Origin("http", head.path, request_id, self._wire.client_of(head))
+
+    def refuse(self, error: UpstreamError) -> None:
+        """See `gateway.exchange.Client`."""
+        self._wire.refuse_body(as_api_error(error))
 
     @property
     def keep_alive(self) -> bool:

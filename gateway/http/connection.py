@@ -209,6 +209,11 @@ class ClientConnection(asyncio.Protocol):
         """The address of the client of a request with this head."""
         return self._server.addresses.client(self.address, head.headers)
 
+    def refuse_body(self, error: ApiError) -> None:
+        """Have whoever reads the request's body raise `error`, if it has not all come."""
+        if self._body is not None and not self._body.arrived:
+            self._body.fail(error)
+
     def _answered(self, keep_alive: bool) -> None:
         """Go on after an answer that has been written."""
         body, self._body = self._body, None

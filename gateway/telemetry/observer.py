@@ -13,7 +13,7 @@ from gateway.telemetry.record import Record
 from router.spec.fleet import OFF, FleetSpec
 
 if TYPE_CHECKING:
-    from gateway.exchange import Exchange
+    from gateway.exchange import Exchange, Origin
     from gateway.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -44,12 +44,10 @@ class Observer:
             client = request.address
             exchange.record = Record(request_id, head.method, head.raw_path, head.headers, client)
 
-    def begin_rpc(
-        self, exchange: "Exchange", method: str, request_id: str, headers: Mapping[str, str], client: str
-    ) -> None:
+    def begin_rpc(self, exchange: "Exchange", origin: "Origin", headers: Mapping[str, str]) -> None:
         """A request has come by an RPC."""
         if self._wanted(exchange, headers):
-            exchange.record = Record(request_id, "POST", f"/{method}", headers, client, rpc=True)
+            exchange.record = Record(origin.request_id, "POST", origin.path, headers, origin.address, rpc=True)
 
     def _wanted(self, exchange: "Exchange", headers: Mapping[str, str]) -> bool:
         """Whether a request is to be written down."""

@@ -47,6 +47,8 @@ class Failure(Enum):
     """The engine broke its protocol: malformed framing, an event without end, wrong lengths."""
     ENGINE = "engine"
     """The engine refused this request, or failed at it in a way that says nothing of the engine."""
+    CANCELLED = "cancelled"
+    """An operator ended the request."""
     INTERNAL = "internal"
     """The engine failed at this request by its own fault, as far as its words tell."""
 
@@ -80,7 +82,7 @@ _REQUEST_CLOSED = "request_closed"
 TOTAL_TIMEOUT = "total_timeout"
 """The code of a call that took longer than a request may take in all, however well it went."""
 _RETRYABLE = frozenset({Failure.CONNECT, Failure.NO_CONNECTION, Failure.LOST_BEFORE_ANSWER, Failure.BUSY})
-_NOT_ITS_FAULT = frozenset({Failure.BUSY, Failure.ENGINE, Failure.GATEWAY})
+_NOT_ITS_FAULT = frozenset({Failure.BUSY, Failure.ENGINE, Failure.GATEWAY, Failure.CANCELLED})
 _NOT_ITS_DOING = frozenset({_REQUEST_CLOSED, TOTAL_TIMEOUT})
 
 

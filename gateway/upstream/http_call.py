@@ -246,6 +246,10 @@ class HttpCall(SteadyStream):
         elif not self._over:
             self._judge_end(error)
 
+    def note_progress(self) -> None:
+        """Bring its account up to date in the middle of a stream."""
+        self._tally.streamed(*self.taken())
+
     def _judge_end(self, error: Exception | None) -> None:
         """The connection has ended after all that was read from it: is the answer whole?"""
         if self._ended_by_close(error):

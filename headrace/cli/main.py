@@ -21,6 +21,8 @@ _COMMANDS = {
     "schema": ("headrace.cli.schema", "schema"),
     "endpoints": ("headrace.cli.endpoints", "endpoints_app"),
     "routes": ("headrace.cli.routes", "routes_app"),
+    "requests": ("headrace.cli.requests", "requests_app"),
+    "log-level": ("headrace.cli.log_level", "log_level_app"),
     "tenants": ("headrace.cli.tenants", "tenants_app"),
     "keys": ("headrace.cli.keys", "keys_app"),
     "bench": ("headrace.cli.bench", "bench"),

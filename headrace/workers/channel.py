@@ -2,9 +2,10 @@
 
 A message is four bytes of length, then that many of msgpack. The supervisor sends `Start` first, later perhaps
 `Settle`, then `Stop`; the worker sends a `Report` of itself a few times a second while it serves, and `Failed` if it
-never can. Reports come unasked, so nothing that reads them (a scrape, a readiness probe) ever waits for a worker, and
-the figures of one that is killed are at most `REPORT_EVERY_S` old. That an end is closed means that its process is
-gone, which is how either side learns of the other's death however it died.
+never can. What operators ask about single requests is a `Question`, which the worker gives an `Answer` to. Reports come
+unasked, so nothing that reads them (a scrape, a readiness probe) ever waits for a worker, and the figures of one that
+is killed are at most `REPORT_EVERY_S` old. That an end is closed means that its process is gone, which is how either
+side learns of the other's death however it died.
 """
 
 import asyncio
@@ -14,8 +15,10 @@ import socket
 import msgspec
 from msgspec import Struct
 
+from gateway.live_requests import RequestFilter, RequestList
+from gateway.log_levels import LogLevel
 from gateway.series import Examples, Rows
-from headrace.settings import LogFormat, LogLevel
+from headrace.settings import LogFormat
 from router.fleet import Phase
 from router.spec.fleet import FleetSpec
 
@@ -44,6 +47,8 @@ class Start(Struct, tag=True, frozen=True, kw_only=True):
     """How many there are."""
     log_level: LogLevel
     log_format: LogFormat
+    log_levels: dict[str, LogLevel]
+    """What was set while the gateway ran, by logger. The supervisor's own, so that it is as it is when this is sent."""
 
 
 class Settle(Struct, tag=True, frozen=True):
@@ -55,6 +60,35 @@ class Settle(Struct, tag=True, frozen=True):
 
 class Stop(Struct, tag=True, frozen=True):
     """Drain and end; the second one: end without waiting for streams."""
+
+
+class ListRequests(Struct, tag=True, frozen=True):
+    """Answer with the open requests that are wanted."""
+
+    question: int
+    wanted: RequestFilter
+
+
+class CancelRequest(Struct, tag=True, frozen=True):
+    """End a request, if it is here, and answer whether it was."""
+
+    question: int
+    id: str
+
+
+class Answer(Struct, tag=True, frozen=True, kw_only=True):
+    """What a worker says to a question."""
+
+    question: int
+    listed: RequestList | None = None
+    cancelled: bool = False
+
+
+class SetLogLevel(Struct, tag=True, frozen=True):
+    """Have a logger say more or less, or what it said at the start."""
+
+    name: str
+    level: LogLevel | None
 
 
 class EndpointReport(Struct, array_like=True, frozen=True):
@@ -94,7 +128,8 @@ class Failed(Struct, tag=True, frozen=True):
     message: str
 
 
-Message = Start | Settle | Stop | Report | Failed
+Question = ListRequests | CancelRequest
+Message = Start | Settle | Stop | SetLogLevel | Question | Answer | Report | Failed
 
 
 class ChannelClosedError(Exception):

@@ -21,12 +21,25 @@ from collections.abc import Callable
 
 from gateway.listening import ListenError
 from headrace.restarts import Backoff, how_it_ended
-from headrace.workers.channel import Channel, ChannelClosedError, Failed, Report, Settle, Start, Stop
+from headrace.workers.channel import (
+    Answer,
+    Channel,
+    ChannelClosedError,
+    Failed,
+    Question,
+    Report,
+    SetLogLevel,
+    Settle,
+    Start,
+    Stop,
+)
 
 START_S = 60.0
 """How long a worker may take until it serves."""
 SILENT_S = 30.0
 """How long a worker may say nothing; several thousand times longer than anything on its event loop should take."""
+ANSWER_S = 2.0
+"""How long a worker may take to answer a question of the operator's."""
 _LOOK_S = 1.0
 STALE_S = 3.0
 """When a silent worker no longer counts as serving."""
@@ -52,6 +65,7 @@ class Slot:
         self._heard = 0.0
         self._process: Process | None = None
         self._channel: Channel | None = None
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._stopping = asyncio.Event()
         self.served = asyncio.Event()
         """Set since a worker served here for the first time."""
@@ -92,6 +106,26 @@ class Slot:
         self._stopping.set()
         if self._channel is not None:
             self._channel.send(message)
+
+    def set_log_level(self, message: SetLogLevel) -> None:
+        """Tell the worker; one that comes later learns of it from its first message."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    async def ask(self, question: Question) -> Answer | None:
+        """What the worker says; None if it does not, in time."""
+        if self._channel is None:
+            return None
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[question.question] = answer
+        self._channel.send(question)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[question.question]
 
     def kill(self) -> None:
         """End the process at once."""
@@ -184,6 +218,10 @@ class Slot:
                 if not self.served.is_set():
                     raise ListenError(message.what, message.message)
                 return f"ended: {message.message}"
+            if isinstance(message, Answer):
+                asked = self._asked.get(message.question)
+                if asked is not None and not asked.done():
+                    asked.set_result(message)
             if isinstance(message, Report):
                 if self.report is None and message.serving:
                     logger.info("worker %d (process %d) serves", self.number, self.pid)

@@ -26,10 +26,12 @@ from prometheus_client import CollectorRegistry
 from gateway.admin.server import AdminServer
 from gateway.admin.view import Lifecycle, Workers
 from gateway.listening import ListenError, bind, free_port, not_to_be_had
+from gateway.live_requests import RequestFilter, RequestList, merged
+from gateway.log_levels import LogLevel, LogLevels
 from gateway.metrics import FleetCollector
 from gateway.reload import ReadAgain, Reloaded, ReloadError, what_can_change
 from headrace.config import LoadedFleet
-from headrace.workers.channel import Report, Start
+from headrace.workers.channel import CancelRequest, ListRequests, Report, SetLogLevel, Start
 from headrace.workers.generation import Generation
 from headrace.workers.slot import Slot, WorkerError
 from headrace.workers.totals import Processes, Totals, WorkerCounts, take_over
@@ -62,6 +64,7 @@ class Supervisor:
         redis_url = spec.redis.url if spec.redis is not None else None
         self.state = FleetState(redis_url, spec.fleet, documents, loaded.content_hash, self._apply)
         self._numbers = itertools.count(1)
+        self._questions = itertools.count(1)
         self._generations: list[Generation] = []
         """All that have workers."""
         self._in_force: Generation | None = None
@@ -69,11 +72,12 @@ class Supervisor:
         self._http: list[socket.socket] = []
         self._grpc: str | None = None
         """The address of all workers."""
-        self._admin = AdminServer(self, loaded.settings.admin_token, spec.gateway.admin_tls)
+        self._admin = AdminServer(self, loaded.settings.admin_token, spec.gateway)
         self._stopping = False
         self.cut = 0
         self._former_restarts = 0
         """Of generations that are no more."""
+        self.log_levels = LogLevels()
         self._totals = Totals(self._reports)
         self.registry = CollectorRegistry()
         for collector in (
@@ -119,10 +123,29 @@ class Supervisor:
         told = [report.endpoints.get(endpoint.id) for report in self._reports()]
         return endpoint.spec.drain and all(one is not None and one.drained for one in told)
 
+    async def list_requests(self, wanted: RequestFilter) -> RequestList:
+        asked = [slot for slot in self._slots if slot.report is not None]
+        question = ListRequests(next(self._questions), wanted)
+        answers = await asyncio.gather(*(slot.ask(question) for slot in asked))
+        lists = [answer.listed for answer in answers if answer is not None and answer.listed is not None]
+        silent = [slot.number for slot, answer in zip(asked, answers, strict=True) if answer is None]
+        problems = [f"worker {number} has not answered: its requests are not listed." for number in silent]
+        return merged([*lists, RequestList(requests=[], matching=0, problems=problems)], wanted)
+
+    async def cancel_request(self, id_: str) -> bool:
+        question = CancelRequest(next(self._questions), id_)
+        answers = await asyncio.gather(*(slot.ask(question) for slot in self._slots if slot.report is not None))
+        return any(answer is not None and answer.cancelled for answer in answers)
+
+    def set_log_level(self, name: str, level: LogLevel | None) -> None:
+        self.log_levels.set_or_reset(name, level)
+        for slot in self._slots:
+            slot.set_log_level(SetLogLevel(name, level))
+
     async def start(self) -> None:
         """Serve with all workers. Raises ListenError if an address is not to be had, WorkerError if a worker ends."""
         gateway = self._spec.gateway
-        await self._admin.start(gateway.admin)
+        await self._admin.start()
         self._http = bind("http", gateway.http)
         self._grpc = _found_free(gateway.grpc)
         await self.state.start()
@@ -173,6 +196,7 @@ class Supervisor:
                 workers=self._count,
                 log_level=self._settings.log_level,
                 log_format=self._settings.log_format,
+                log_levels=self.log_levels.changed,
             )
 
         numbers = itertools.islice(self._numbers, self._count)

@@ -19,11 +19,15 @@ from headrace.logs import configure_logging
 from headrace.serving import Stop, serve
 from headrace.workers.channel import (
     REPORT_EVERY_S,
+    Answer,
+    CancelRequest,
     Channel,
     ChannelClosedError,
     EndpointReport,
     Failed,
+    ListRequests,
     Report,
+    SetLogLevel,
     Settle,
     Start,
 )
@@ -58,6 +62,8 @@ async def _work(end: socket.socket) -> int:
         start.workers,
     )
     gateway = Gateway(start.spec, "", None, inherited)
+    for name, level in start.log_levels.items():
+        gateway.set_log_level(name, level)
     stop = Stop()
     talking = [
         asyncio.create_task(_obey(channel, gateway, stop)),
@@ -83,6 +89,14 @@ async def _obey(channel: Channel, gateway: Gateway, stop: Stop) -> None:
             message = await channel.receive()
             if isinstance(message, Settle):  # for how long is the supervisor's to know
                 gateway.begin_drain(accepting=message.accepting)
+            elif isinstance(message, ListRequests):
+                listed = await gateway.list_requests(message.wanted)
+                channel.send(Answer(question=message.question, listed=listed))
+            elif isinstance(message, CancelRequest):
+                cancelled = await gateway.cancel_request(message.id)
+                channel.send(Answer(question=message.question, cancelled=cancelled))
+            elif isinstance(message, SetLogLevel):
+                gateway.set_log_level(message.name, message.level)
             else:
                 stop.ask(settle=False)
     except ChannelClosedError:

@@ -8,6 +8,7 @@ them, so they are taken from the source text.
 
 import ast
 import inspect
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -20,10 +21,10 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def fleet_schema() -> dict[str, Any]:
     """The schema of `fleet.yaml`, draft 2020-12."""
     schema = msgspec.json.schema(fleet.FleetSpec)
-    explanations = _explanations(inspect.getsource(fleet))
+    explained = explanations(fleet)
     for name, definition in schema["$defs"].items():
         definition["additionalProperties"] = False
-        for field, text in explanations.get(name, {}).items():
+        for field, text in explained.get(name, {}).items():
             property_ = definition["properties"][field]
             # On the field itself: inside an `anyOf` an editor would not show it.
             also = property_.get("description")
@@ -31,10 +32,10 @@ def fleet_schema() -> dict[str, Any]:
     return {"$schema": _DIALECT, "title": "headrace fleet file", **schema}
 
 
-def _explanations(source: str) -> dict[str, dict[str, str]]:
-    """The strings under the fields of each class in `source`."""
+def explanations(module: ModuleType) -> dict[str, dict[str, str]]:
+    """The strings under the fields of each class in `module`."""
     found: dict[str, dict[str, str]] = {}
-    for class_ in ast.parse(source).body:
+    for class_ in ast.parse(inspect.getsource(module)).body:
         if not isinstance(class_, ast.ClassDef):
             continue
         fields = found.setdefault(class_.name, {})

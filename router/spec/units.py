@@ -5,6 +5,7 @@ A bare number never says what it counts, so durations, sizes and shares are stri
 when a document is decoded, so code that receives one of these strings can convert it without a second check.
 """
 
+import ipaddress
 import re
 from datetime import UTC, datetime
 from typing import Annotated
@@ -128,3 +129,14 @@ def host_and_port(address: str) -> tuple[str | None, int]:
     """The host (None for every interface) and port of a `ListenAddress` or `HostPort`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]") or None, int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only the machine itself can connect to a `ListenAddress`."""
+    host, _ = host_and_port(address)
+    if host is None or host == "localhost":
+        return host is not None
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

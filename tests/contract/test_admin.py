@@ -18,11 +18,15 @@ from typer.testing import CliRunner, Result
 
 from gateway.admin.app import BODY_LIMIT, admin_app
 from gateway.admin.view import Lifecycle, Workers, no_requests_left
+from gateway.exchange import LiveExchanges
+from gateway.live_requests import RequestFilter, RequestList, cancel_request, list_requests
+from gateway.log_levels import LogLevel, LogLevels
 from gateway.reload import Reloaded, ReloadError
 from headrace.cli.main import app
 from router.admission.limits import Limits, TenantLimits
 from router.fleet import Endpoint, FleetView, compile_view
 from router.merge import MergedFleet, merge
+from router.retry import RetryBudget
 from router.spec.documents import Document, file_documents
 from router.spec.fleet import FleetSpec
 from router.state.fleet import FleetState
@@ -57,10 +61,21 @@ class Gateway:
 
     def __post_init__(self) -> None:
         documents = file_documents(msgspec.convert(FILE, FleetSpec), content_hash="h")
+        self.log_levels = LogLevels()
+        self.live = LiveExchanges(list, RetryBudget(0, 0))
         self.state = FleetState(self.redis_url, "demo", documents, "h", self._on_documents)
 
     def degraded(self) -> list[str]:
         return []
+
+    async def list_requests(self, wanted: RequestFilter) -> RequestList:
+        return list_requests(self.live, wanted)
+
+    def set_log_level(self, name: str, level: LogLevel | None) -> None:
+        self.log_levels.set_or_reset(name, level)
+
+    async def cancel_request(self, id_: str) -> bool:
+        return cancel_request(self.live, id_)
 
     async def reload(self) -> Reloaded:
         raise ReloadError("The file is refused: line 3.")
@@ -540,3 +555,32 @@ async def test_a_tenant_that_cannot_be_is_refused_with_a_reason(
     assert said in result.stderr
     assert "hr-secret" not in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+async def test_a_loggers_level_is_set_and_reset_and_the_log_tells_who_did(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    for line, said in (
+        ("log-level set gateway.upstream debug", "gateway.upstream says what is debug and above.\n"),
+        ("log-level set root error", "root says what is error and above.\n"),
+    ):
+        result = await headrace(gateway, *line.split())
+        assert (result.exit_code, result.stdout) == (0, said), result.stderr
+    listed = json.loads((await headrace(gateway, "log-level", "list", "--json")).stdout)
+    changed = {row["name"]: row["level"] for row in listed if row["changed"]}
+    assert changed == {"root": "error", "gateway.upstream": "debug"}
+    assert "gateway.upstream" in (await headrace(gateway, "log-level", "list")).stdout
+    told = [record.getMessage() for record in caplog.records]
+    assert "logger root is set to error" in told, "although the root said no more than errors then"
+    assert "PUT /admin/v1/log-levels/root, asked for by 127.0.0.1: 200" in told
+    for name in changed:
+        assert (await headrace(gateway, "log-level", "reset", name)).exit_code == 0
+    assert gateway.log_levels.changed == {}
+    for line, said in (
+        ("log-level set gatway debug", "There is no logger 'gatway'; did you mean gateway?"),
+        ("log-level set gateway loud", "`level`: 'loud' is not one of debug, error, info, warning."),
+        ("log-level set gateway.admin.app error", "always does."),
+        ("log-level reset nobody", "There is no logger 'nobody'."),
+    ):
+        denied = await headrace(gateway, *line.split())
+        assert (denied.exit_code, said in denied.stderr) == (1, True), denied.stderr

@@ -5,6 +5,7 @@ import queue
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import aiohttp
 import grpc
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from gateway.upstream.triton.raw import SERVICE
 from tests.contract.grpc_front import (
     GrpcFront,
     channel,
@@ -377,3 +379,38 @@ async def test_clients_may_ping_as_tritons_clients_can_be_told_to(front: GrpcFro
     async with grpc.aio.insecure_channel(front.running.grpc_address, options=options) as opened:
         call = stub(opened).ModelInfer(patient("r-patient", 3))
         assert (await call).outputs[0].name == "SLEPT"
+
+
+async def test_an_operator_ends_a_call_and_a_request_of_a_stream_and_the_engine_is_told(front: GrpcFront) -> None:
+    url = f"{front.running.admin_url}/admin/v1/requests"
+    before = await front.cancelled("ensemble")
+    async with aiohttp.ClientSession() as session, channel(front.running.grpc_address) as opened:
+
+        async def end(state: str) -> dict[str, Any]:
+            async with asyncio.timeout(5):
+                while True:
+                    async with session.get(url, params={"state": state}) as response:
+                        if rows := (await response.json())["requests"]:
+                            break
+                    await asyncio.sleep(0.01)
+            async with session.delete(f"{url}/{rows[0]['id']}") as response:
+                assert response.status == 200
+            row: dict[str, Any] = rows[0]
+            return row
+
+        unary = asyncio.create_task(infer(opened, patient("r-patient", 5), (("x-request-id", "mine"),)))
+        row = await end("prefill")
+        assert (row["protocol"], row["path"], row["client"]) == ("grpc", f"/{SERVICE}/ModelInfer", "127.0.0.1")
+        assert (row["request_id"], row["model"], row["engine"]) == ("mine", "patient", "triton")
+        answer = await unary
+        assert (answer.code, answer.details) == (
+            grpc.StatusCode.CANCELLED,
+            "The operator of this gateway has ended the request.",
+        )
+        script = {"text": "x" * 1000, "cut": 1, "delay": 0.05}
+        streamed = asyncio.create_task(stream(opened, [scripted("r-ensemble", script, "a")]))
+        assert (await end("decode"))["path"] == f"/{SERVICE}/ModelStreamInfer"
+        last = (await streamed).messages[-1]
+        assert last.error_message == "The operator of this gateway has ended the request."
+    await front.until_cancelled("ensemble", before + 1)
+    await front.running.until_idle()

@@ -4,9 +4,10 @@ meanwhile is no error."""
 import asyncio
 
 from gateway.http.client_response import ClientResponse
-from gateway.http.request_head import parse_head
+from gateway.http.request_head import RequestHead, parse_head
 from gateway.upstream.http_call import HttpCall
 from gateway.upstream.http_connection import ConnectionPool
+from router.errors import ApiError
 from tests.harness import DONE, ONE, TWO, EngineConnection, ScriptedEngine
 
 
@@ -20,6 +21,11 @@ class GoneClient:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+
+    def client_of(self, head: RequestHead) -> str:
+        return ""
+
+    def refuse_body(self, error: ApiError) -> None: ...
 
 
 async def test_a_stream_goes_on_to_its_end_for_a_client_that_has_gone() -> None:

@@ -14,10 +14,11 @@ import pytest
 from redis.exceptions import RedisError
 
 from gateway import limits as gateway_limits
-from gateway.exchange import Exchange, LiveExchanges
+from gateway.exchange import Exchange, LiveExchanges, Origin
 from gateway.limits import Limiter
 from gateway.metrics import CLIENT_GONE, Metrics
 from gateway.relay.accounting import Account
+from gateway.upstream.base import UpstreamError
 from router.admission.limits import KINDS, Ask, Grant, Kind, Limits, TenantLimits
 from router.errors import ApiError
 from router.fleet import FleetView
@@ -37,6 +38,11 @@ class NoClient:
     resumed_at = 0.0
 
     def abort(self) -> None: ...
+
+    def origin(self) -> Origin:
+        raise NotImplementedError
+
+    def refuse(self, error: UpstreamError) -> None: ...
 
 
 class FaultyStore(LimitStore):

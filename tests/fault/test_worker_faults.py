@@ -122,6 +122,7 @@ async def kept_slot(engine: ScriptedEngine) -> AsyncIterator[slot.Slot]:
             http=http,
             log_level="error",
             log_format="text",
+            log_levels={},
         )
         place = slot.Slot(1, lambda: start, lambda _: None)
         keeping = asyncio.create_task(place.keep())

@@ -85,6 +85,67 @@ async def test_a_killed_worker_takes_only_its_own_streams_and_the_port_never_ref
     assert f"(process {killed.pid}) was ended by SIGKILL; another one is started in" in log
 
 
+async def test_requests_of_all_workers_are_listed_and_cancelled_over_the_one_admin_port(
+    engine: HeldEngine, running: Command
+) -> None:
+    await running.until_ready()
+    url = f"http://{running.addresses.admin}/admin/v1/requests"
+    async with streams(running.url, STREAMS) as clients, aiohttp.ClientSession() as session:
+        async with session.get(url, params={"limit": "1000"}) as response:
+            listed = await response.json()
+        rows = listed["requests"]
+        assert (len(rows), listed["matching"], listed["problems"]) == (STREAMS, STREAMS, [])
+        assert len({row["id"].partition("-")[0] for row in rows}) == WORKERS, "both have some"
+        assert len({row["id"] for row in rows}) == STREAMS
+        assert sorted((row["age_s"] for row in rows), reverse=True) == [row["age_s"] for row in rows]
+        async with session.get(url, params={"limit": "3"}) as response:
+            assert [len((await response.json())["requests"]), listed["matching"]] == [3, STREAMS]
+        for row in (rows[0], next(row for row in rows if row["id"][:8] != rows[0]["id"][:8])):
+            async with session.delete(f"{url}/{row['id']}") as response:
+                assert response.status == 200
+            async with session.delete(f"{url}/{row['id']}") as response:
+                assert response.status == 404
+        async with asyncio.timeout(10):
+            while sum(client.ended.done() for client in clients) < 2:  # noqa: ASYNC110 - whichever two these are
+                await asyncio.sleep(0.01)
+        ended = [client for client in clients if client.ended.done()]
+        assert [b'"code":"request_cancelled"' in client.received for client in ended] == [True, True]
+        engine.let_go()
+        await asyncio.wait([client.ended for client in clients], timeout=10)
+        assert sum(client.complete for client in clients) == STREAMS - 2
+    await asyncio.sleep(2 * REPORT_EVERY_S)
+    assert (await running.samples())["headrace_live_requests",] == 0
+
+
+async def test_a_log_level_is_set_in_every_worker_and_in_those_that_come_later(
+    engine: HeldEngine, running: Command
+) -> None:
+    async def who_tells_of_phases() -> set[str]:
+        """The workers whose log tells that the engine goes and comes back."""
+        before = len(running.log.read_text())
+        engine.healthy = False
+        await running.until(lambda state: state["status"] == "not_ready")
+        await asyncio.sleep(2 * REPORT_EVERY_S)
+        engine.healthy = True
+        await running.until_ready()
+        await asyncio.sleep(2 * REPORT_EVERY_S)
+        lines = [line for line in running.log.read_text()[before:].splitlines() if " gateway.fleet: " in line]
+        return {line.partition("[worker ")[2].partition("]")[0] for line in lines}
+
+    await running.until_ready()
+    url = f"http://{running.addresses.admin}/admin/v1/log-levels/gateway.fleet"
+    async with aiohttp.ClientSession() as session:
+        async with session.put(url, json={"level": "error"}) as response:
+            assert response.status == 200
+        running.workers[0].kill()
+        await running.until(lambda state: state["detail"]["workers"]["serving"] < WORKERS)
+        await running.until_ready()
+        assert await who_tells_of_phases() == set()
+        async with session.delete(url) as response:
+            assert response.status == 200
+    assert len(await who_tells_of_phases()) == WORKERS
+
+
 async def test_only_grpc_connections_of_the_killed_worker_break(running: Command) -> None:
     await running.until_ready()
     alone = [("grpc.use_local_subchannel_pool", 1)]

@@ -138,7 +138,10 @@ def test_an_admin_api_open_to_other_machines_without_a_token_is_pointed_out(file
     def warned(**environ: str) -> list[str]:
         return [warning.render("f") for warning in load_fleet(file, environ).warnings]
 
-    words = "can be reached from other machines and asks for no token: set HEADRACE_ADMIN_TOKEN for the gateway"
+    words = (
+        "can be reached from other machines, so nobody may use the admin API without a token: set HEADRACE_ADMIN_TOKEN "
+        "for the gateway"
+    )
     for address in (":9090", "0.0.0.0:9090", "10.0.0.1:9090", "[::]:9090", "gateway-1:9090"):
         assert warned(HEADRACE_ADMIN_LISTEN=address) == [f"HEADRACE_ADMIN_LISTEN: {words}"]
         assert warned(HEADRACE_ADMIN_LISTEN=address, HEADRACE_ADMIN_TOKEN="sesame") == []

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.dispatch import first_willing
-from gateway.exchange import Exchange, LiveExchanges
+from gateway.exchange import Exchange, LiveExchanges, Origin
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from router.fleet import Endpoint, EndpointState, Pool, Route
 from router.plan import Attempt, Plan
@@ -20,6 +20,11 @@ class NoClient:
     resumed_at = 0.0
 
     def abort(self) -> None: ...
+
+    def origin(self) -> Origin:
+        raise NotImplementedError
+
+    def refuse(self, error: UpstreamError) -> None: ...
 
 
 class Engines:

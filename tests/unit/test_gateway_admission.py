@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.admission import Admission
-from gateway.exchange import Exchange, LiveExchanges
+from gateway.exchange import Exchange, LiveExchanges, Origin
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
 from gateway.relay.accounting import Account
@@ -37,6 +37,11 @@ class NoClient:
     resumed_at = 0.0
 
     def abort(self) -> None: ...
+
+    def origin(self) -> Origin:
+        raise NotImplementedError
+
+    def refuse(self, error: UpstreamError) -> None: ...
 
 
 class Desk:
