@@ -209,6 +209,8 @@ async def relay(exchange: Exchange, response: ClientResponse, answer: OpenAnswer
                 exchange.ping = None  # there is no place for one in the middle of such a body
             if not response.started:
                 response.start(head.status, _headers(exchange, answer), head.content_length)
+            if not head.events:  # of those, the first has come
+                response.flush_soon()
             await answer.call.relay(response)
     except UpstreamError as error:
         engines.failed(answer.attempt, error)

@@ -6,7 +6,6 @@ arrive, and cannot wait. The head goes out with what is written right after it.
 
 import asyncio
 import time
-from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Protocol
@@ -44,6 +43,8 @@ class Wire(Protocol):
     """The running one: asking for it costs a system call in Python 3.11."""
     transport: asyncio.Transport | None
     """None once the client has gone."""
+    descriptor: int
+    """The transport's socket; -1 if what goes to the socket is not what is written to the transport (TLS)."""
     response: "ClientResponse | None"
     """Is told when the client stops and begins to keep up."""
     writing_paused: bool
@@ -125,8 +126,8 @@ class ClientResponse:
         return self if self._chunked_body else None
 
     def start(self, status: int, headers: Headers, content_length: int | None) -> None:
-        """Write the head, together with what is written right after it. Without a length the body is chunked, or ends
-        with the connection for an HTTP/1.0 client."""
+        """Write the head, together with what is written right after it; if that may take a while, `flush_soon` is to be
+        called. Without a length the body is chunked, or ends with the connection for an HTTP/1.0 client."""
         self.started = True
         self.status = status
         if content_length is not None:
@@ -149,6 +150,9 @@ class ClientResponse:
         lines = "".join([f"{name}: {value}\r\n" for name, value in shown])
         status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
         self._head = f"{status_line}{framing}Date: {_date()}\r\n{lines}\r\n".encode("latin-1", "replace")
+
+    def flush_soon(self) -> None:
+        """Write the head when the event loop turns, if it has not been written until then."""
         self._wire.loop.call_soon(self._write_head)
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
@@ -176,9 +180,12 @@ class ClientResponse:
             self._write(payload)
 
     @property
-    def write_raw(self) -> Callable[[bytes], None] | None:
-        transport = self._wire.transport
-        return transport.write if transport is not None else None
+    def transport(self) -> asyncio.Transport | None:
+        return self._wire.transport
+
+    @property
+    def descriptor(self) -> int:
+        return self._wire.descriptor
 
     def write_last(self, payload: bytes) -> None:
         """Write the end of a chunked body, in one go with what says that it is the end."""

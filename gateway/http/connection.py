@@ -99,7 +99,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_body", "_head", "_paused", "_place", "_server", "_since", "_stage", "_task", "_used",
-        "address", "loop", "response", "transport", "writing_paused",
+        "address", "descriptor", "loop", "response", "transport", "writing_paused",
     )  # fmt: skip
 
     def __init__(self, server: "ClientServer", address: str = "", place: Place | None = None) -> None:
@@ -110,6 +110,8 @@ class ClientConnection(asyncio.Protocol):
         self.loop = server.loop
         self.transport: asyncio.Transport | None = None
         """None once the client has gone."""
+        self.descriptor = -1
+        """The transport's socket; -1 if what goes to the socket is not what is written to the transport (TLS)."""
         self.response: ClientResponse | None = None
         """What is being relayed to the client, and held up when it does not keep up."""
         self.writing_paused = False
@@ -135,6 +137,8 @@ class ClientConnection(asyncio.Protocol):
         self._since = self._server.time()
         if not self.address:
             self.address = peer_address(self.transport.get_extra_info("peername"))
+        if self.transport.can_write_eof():
+            self.descriptor = connection.fileno()
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 

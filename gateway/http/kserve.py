@@ -236,6 +236,7 @@ class KServeFront:
         told = tuple((name, value) for name, value in head.headers if name in PASSED_RESPONSE_HEADERS)
         length = None if head.events else head.content_length  # an error may be added to events
         response.start(head.status, (*told, *placement(exchange)), length)
+        response.flush_soon()
         if answer.error_body is not None:
             if answer.error_body:
                 response.write(answer.error_body)

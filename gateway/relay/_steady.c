@@ -1,4 +1,4 @@
-/* SteadyStream, compiled. What it does, and why, is told by steady.py, which holds the same in Python; tests hold the two
+/* SteadyStream and Feed, compiled. What they do, and why, is told by steady.py, which holds the same in Python; tests hold both
  * equal. The constants are taken from the Python modules that define them when this one is loaded.
  *
  * Everything runs with the interpreter's lock held, in the one thread of an event loop. */
@@ -8,6 +8,7 @@
 #include <Python.h>
 #include <string.h>
 #include <structmember.h>
+#include <sys/socket.h>
 
 #define BOUNDS_LIMIT 64
 #define MARK_LIMIT 16
@@ -17,13 +18,19 @@ typedef struct {
     PyObject_HEAD
     PyObject *time;
     PyObject *gap_counts; /* a list of int */
-    PyObject *write;      /* NULL or None: no read is steady */
+    PyObject *transport;  /* NULL or None: no read is steady */
     PyObject *piece;      /* the last two steady reads, or NULL */
     PyObject *piece_before;
     double last_read;
     double gap_total;
     Py_ssize_t body_bytes;
+    int descriptor;
 } SteadyStream;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *receiver; /* NULL or None: nobody */
+} Feed;
 
 typedef struct {
     char bytes[MARK_LIMIT];
@@ -33,7 +40,7 @@ typedef struct {
 static double gap_bounds[BOUNDS_LIMIT];
 static Py_ssize_t gap_bounds_size;
 static Mark event_end, usage_key;
-static PyObject *receive_name;
+static PyObject *receive_name, *write_name, *is_closing_name, *buffered_name, *data_received_name, *unasked_name;
 
 static int
 hex_digit(char digit)
@@ -102,6 +109,42 @@ count_gap(PyObject *counts, double gap)
     return count == NULL ? -1 : PyList_SetItem(counts, low, count);
 }
 
+/* How much of the bytes the kernel took at once: nothing if others go before them or the transport is to find out what
+ * is wrong; -1 with an exception. A descriptor is its transport's until that is closing. */
+static Py_ssize_t
+sent_at_once(PyObject *transport, int descriptor, const char *start, Py_ssize_t size)
+{
+    if (descriptor < 0) return 0;
+    PyObject *closing = PyObject_CallMethodNoArgs(transport, is_closing_name);
+    if (closing == NULL) return -1;
+    Py_DECREF(closing);
+    if (closing != Py_False) return 0;
+    PyObject *buffered = PyObject_CallMethodNoArgs(transport, buffered_name);
+    if (buffered == NULL) return -1;
+    long before = PyLong_AsLong(buffered);
+    Py_DECREF(buffered);
+    if (before == -1 && PyErr_Occurred()) return -1;
+    if (before != 0) return 0;
+    ssize_t sent = send(descriptor, start, (size_t)size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    return sent < 0 ? 0 : (Py_ssize_t)sent;
+}
+
+static int
+write_on(SteadyStream *self, PyObject *data)
+{
+    PyObject *transport = Py_NewRef(self->transport); /* it may be exchanged while it writes */
+    Py_ssize_t size = PyBytes_GET_SIZE(data);
+    Py_ssize_t sent = sent_at_once(transport, self->descriptor, PyBytes_AS_STRING(data), size);
+    PyObject *rest = NULL, *written = NULL;
+    if (sent > 0 && sent < size) rest = PyBytes_FromStringAndSize(PyBytes_AS_STRING(data) + sent, size - sent);
+    else if (sent == 0) rest = Py_NewRef(data);
+    if (rest != NULL) written = PyObject_CallMethodOneArg(transport, write_name, rest);
+    Py_XDECREF(rest);
+    Py_XDECREF(written);
+    Py_DECREF(transport);
+    return sent == size || written != NULL ? 0 : -1;
+}
+
 static PyObject *
 data_received(PyObject *object, PyObject *data)
 {
@@ -113,7 +156,7 @@ data_received(PyObject *object, PyObject *data)
     PyObject *time = PyObject_CallNoArgs(self->time);
     if (time == NULL) return NULL;
     const char *start = NULL, *end = NULL;
-    if (self->write != NULL && self->write != Py_None && PyBytes_Check(data)) {
+    if (self->transport != NULL && self->transport != Py_None && PyBytes_Check(data)) {
         start = PyBytes_AS_STRING(data);
         end = start + PyBytes_GET_SIZE(data);
     }
@@ -135,23 +178,25 @@ data_received(PyObject *object, PyObject *data)
     self->piece_before = self->piece;
     self->piece = Py_NewRef(data);
     Py_XDECREF(dropped);
-    PyObject *write = Py_NewRef(self->write); /* it may be exchanged while it runs */
-    PyObject *written = PyObject_CallOneArg(write, data);
-    Py_DECREF(write);
-    if (written == NULL) {
+    if (write_on(self, data) < 0) {
         if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return NULL;
         PyErr_Clear();
-        Py_CLEAR(self->write);
+        Py_CLEAR(self->transport);
     }
-    Py_XDECREF(written);
     Py_RETURN_NONE;
 }
 
 static PyObject *
-receive(PyObject *Py_UNUSED(self), PyObject *const *Py_UNUSED(arguments), Py_ssize_t Py_UNUSED(count))
+not_implemented(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none))
 {
     PyErr_SetNone(PyExc_NotImplementedError);
     return NULL;
+}
+
+static PyObject *
+receive(PyObject *self, PyObject *const *Py_UNUSED(arguments), Py_ssize_t Py_UNUSED(count))
+{
+    return not_implemented(self, NULL);
 }
 
 static PyObject *
@@ -181,6 +226,7 @@ init(PyObject *object, PyObject *arguments, PyObject *keywords)
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!", names, &time, &PyList_Type, &gap_counts)) return -1;
     Py_XSETREF(self->time, Py_NewRef(time));
     Py_XSETREF(self->gap_counts, Py_NewRef(gap_counts));
+    self->descriptor = -1;
     return 0;
 }
 
@@ -191,7 +237,7 @@ traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->time);
     Py_VISIT(self->gap_counts);
-    Py_VISIT(self->write);
+    Py_VISIT(self->transport);
     return 0; /* the reads are bytes and refer to nothing */
 }
 
@@ -201,7 +247,7 @@ clear(PyObject *object)
     SteadyStream *self = (SteadyStream *)object;
     Py_CLEAR(self->time);
     Py_CLEAR(self->gap_counts);
-    Py_CLEAR(self->write);
+    Py_CLEAR(self->transport);
     Py_CLEAR(self->piece);
     Py_CLEAR(self->piece_before);
     return 0;
@@ -226,7 +272,8 @@ static PyMethodDef methods[] = {
 
 static PyMemberDef members[] = {
     {"last_read", T_DOUBLE, offsetof(SteadyStream, last_read), 0, NULL},
-    {"write", T_OBJECT, offsetof(SteadyStream, write), 0, NULL}, /* NULL reads as None */
+    {"transport", T_OBJECT, offsetof(SteadyStream, transport), 0, NULL}, /* NULL reads as None */
+    {"descriptor", T_INT, offsetof(SteadyStream, descriptor), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -246,6 +293,70 @@ static PyType_Spec spec = {
     .basicsize = sizeof(SteadyStream),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = slots,
+};
+
+static PyObject *
+feed_data_received(PyObject *object, PyObject *data)
+{
+    PyObject *receiver = ((Feed *)object)->receiver;
+    if (receiver == NULL || receiver == Py_None) return PyObject_CallMethodNoArgs(object, unasked_name);
+    Py_INCREF(receiver); /* it may be exchanged while it takes the data */
+    PyObject *result = PyObject_CallMethodOneArg(receiver, data_received_name, data);
+    Py_DECREF(receiver);
+    return result;
+}
+
+static int
+feed_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((Feed *)object)->receiver);
+    return 0;
+}
+
+static int
+feed_clear(PyObject *object)
+{
+    Py_CLEAR(((Feed *)object)->receiver);
+    return 0;
+}
+
+static void
+feed_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    feed_clear(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef feed_methods[] = {
+    {"data_received", feed_data_received, METH_O, NULL},
+    {"unasked", not_implemented, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef feed_members[] = {
+    {"receiver", T_OBJECT, offsetof(Feed, receiver), 0, NULL}, /* NULL reads as None */
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot feed_slots[] = {
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, feed_dealloc},
+    {Py_tp_traverse, feed_traverse},
+    {Py_tp_clear, feed_clear},
+    {Py_tp_methods, feed_methods},
+    {Py_tp_members, feed_members},
+    {0, NULL},
+};
+
+static PyType_Spec feed_spec = {
+    .name = "gateway.relay._steady.Feed",
+    .basicsize = sizeof(Feed),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = feed_slots,
 };
 
 /* A constant of a Python module, or NULL with an exception. */
@@ -292,17 +403,39 @@ load_gap_bounds(void)
 }
 
 static int
+load_names(void)
+{
+    const struct {
+        PyObject **name;
+        const char *text;
+    } names[] = {
+        {&receive_name, "receive"},       {&write_name, "write"},
+        {&is_closing_name, "is_closing"}, {&buffered_name, "get_write_buffer_size"},
+        {&unasked_name, "unasked"},       {&data_received_name, "data_received"},
+    };
+    for (size_t at = 0; at < sizeof(names) / sizeof(names[0]); at++)
+        if (*names[at].name == NULL && (*names[at].name = PyUnicode_InternFromString(names[at].text)) == NULL) return -1;
+    return 0;
+}
+
+static int
+add_type(PyObject *module, PyType_Spec *type_spec)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, type_spec, NULL);
+    if (type == NULL) return -1;
+    int failed = PyModule_AddType(module, (PyTypeObject *)type);
+    Py_DECREF(type);
+    return failed;
+}
+
+static int
 exec(PyObject *module)
 {
     if (load_gap_bounds() < 0) return -1;
     if (load_mark(&event_end, "gateway.relay.events", "EVENT_END") < 0) return -1;
     if (load_mark(&usage_key, "gateway.relay.accounting", "USAGE_KEY") < 0) return -1;
-    if (receive_name == NULL && (receive_name = PyUnicode_InternFromString("receive")) == NULL) return -1;
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    if (type == NULL) return -1;
-    int failed = PyModule_AddType(module, (PyTypeObject *)type);
-    Py_DECREF(type);
-    return failed;
+    if (load_names() < 0) return -1;
+    return add_type(module, &spec) < 0 || add_type(module, &feed_spec) < 0 ? -1 : 0;
 }
 
 static PyModuleDef_Slot module_slots[] = {

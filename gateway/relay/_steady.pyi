@@ -1,5 +1,6 @@
-"""The compiled twin has the types of the other one."""
+"""The compiled twins have the types of the others."""
 
-from gateway.relay.steady import PureSteadyStream
+from gateway.relay.steady import PureFeed, PureSteadyStream
 
+class Feed(PureFeed): ...
 class SteadyStream(PureSteadyStream): ...

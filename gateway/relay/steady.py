@@ -3,17 +3,62 @@
 Nearly every read of a stream is one or more complete chunks that end an event and hold no usage. It is counted and
 goes to the client as it is; anything else goes to `receive`. Between two wake-ups of an event loop little of an
 interpreter is left in a processor's caches, so that even a dozen lines of Python cost more than the system calls around
-them. `SteadyStream` is therefore compiled from `_steady.c` where a C compiler is, and a connection calls its
-`data_received` without a line of Python in between. `PureSteadyStream` is the same in Python: tests hold both equal,
-and it is used where nothing was compiled.
+them. So `SteadyStream`, and the `Feed` by which reads come to it, are compiled from `_steady.c` where a C compiler is:
+from socket to socket not a line of Python is run. `PureSteadyStream` and `PureFeed` are the same in Python: tests hold
+both equal, and they are used where nothing was compiled.
+
+The compiled stream gives bytes to the kernel itself while its client's transport has none waiting, because a transport
+puts off what it is given to the end of the loop's turn. What the kernel does not take, the transport gets.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.relay.accounting import GAP_BOUNDS, says_usage
 from gateway.relay.events import whole_chunks
+
+
+class ClientTransport(Protocol):
+    """What a stream needs of an `asyncio.Transport`."""
+
+    def write(self, data: bytes, /) -> None:
+        """Raises RuntimeError if the client has gone."""
+
+    def is_closing(self) -> bool: ...
+
+    def get_write_buffer_size(self) -> int: ...
+
+
+class Receiver(Protocol):
+    """Who a connection reads for."""
+
+    def data_received(self, data: bytes, /) -> None: ...
+
+    def connection_lost(self, error: Exception | None) -> None: ...
+
+
+class PureFeed:
+    """A connection's `data_received`, which event loops look up once: hands all that is read to the `receiver`, which
+    may be exchanged at any time."""
+
+    __slots__ = ("receiver",)
+
+    receiver: Receiver | None
+    """None: nobody has asked for anything."""
+
+    def __init__(self) -> None:
+        self.receiver = None
+
+    def data_received(self, data: bytes, /) -> None:
+        if self.receiver is not None:
+            self.receiver.data_received(data)
+        else:
+            self.unasked()
+
+    def unasked(self) -> None:
+        """Something has come that nobody asked for."""
+        raise NotImplementedError
 
 
 class PureSteadyStream:
@@ -22,14 +67,18 @@ class PureSteadyStream:
     `time` tells the loop's time in seconds; `gap_counts` counts the times between two reads by `GAP_BOUNDS`.
     """
 
-    __slots__ = ("_body_bytes", "_gap_counts", "_gap_total", "_piece", "_piece_before", "_time", "last_read", "write")
+    __slots__ = (
+        "_body_bytes", "_gap_counts", "_gap_total", "_piece", "_piece_before", "_time",
+        "descriptor", "last_read", "transport",
+    )  # fmt: skip
 
     def __init__(self, time: Callable[[], float], gap_counts: list[int]) -> None:
         self._time = time
         self._gap_counts = gap_counts
-        self.write: Callable[[bytes], None] | None = None
-        """Where steady reads go; None as long as every read needs thought. Raises RuntimeError if the client has
-        gone."""
+        self.transport: ClientTransport | None = None
+        """Where steady reads go; None as long as every read needs thought."""
+        self.descriptor = -1
+        """The transport's socket; -1 if what goes to the socket is not what is written to the transport (TLS)."""
         self.last_read = 0.0
         """Loop time of the last steady read; `receive` sets it for the others."""
         self._gap_total = 0.0
@@ -39,7 +88,7 @@ class PureSteadyStream:
 
     def data_received(self, data: bytes) -> None:
         now = self._time()
-        if self.write is None or not whole_chunks(data) or says_usage(data):
+        if self.transport is None or not whole_chunks(data) or says_usage(data):
             self.receive(data, now)
             return
         gap = now - self.last_read
@@ -49,9 +98,9 @@ class PureSteadyStream:
         self._piece_before, self._piece = self._piece, data
         self.last_read = now
         try:
-            self.write(data)
+            self.transport.write(data)
         except RuntimeError:  # the client has gone, and the request is about to be closed
-            self.write = None
+            self.transport = None
 
     def receive(self, data: bytes, now: float) -> None:
         """Take a read that is not steady, made at `now`."""
@@ -67,13 +116,14 @@ class PureSteadyStream:
 
 
 if TYPE_CHECKING:
+    Feed = PureFeed
     SteadyStream = PureSteadyStream
     COMPILED: bool
 else:
     try:
-        from gateway.relay._steady import SteadyStream
+        from gateway.relay._steady import Feed, SteadyStream
 
         COMPILED = True
     except ImportError:
-        SteadyStream = PureSteadyStream
+        Feed, SteadyStream = PureFeed, PureSteadyStream
         COMPILED = False

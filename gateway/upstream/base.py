@@ -10,7 +10,6 @@ looks at all live requests calls `abort` with the error that `open` or `relay` i
 time and any number of times; if the answer was not complete, it tells the engine to stop.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -18,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.relay.accounting import Account
+from gateway.relay.steady import ClientTransport
 from router.fleet import Endpoint, Pool
 from router.prompt import Api, Fields
 from router.spec.fleet import RetentionSpec
@@ -131,9 +131,13 @@ class ChunkSink(Protocol):
     """A client that reads chunks (HTTP/1.1's framing of a body without a length)."""
 
     @property
-    def write_raw(self) -> Callable[[bytes], None] | None:
-        """Sends bytes that already are complete chunks, once `write` has begun the body; raises RuntimeError once the
-        client has gone. None if it already has."""
+    def transport(self) -> ClientTransport | None:
+        """Takes bytes that already are complete chunks, once `write` has begun the body. None if the client has
+        gone."""
+
+    @property
+    def descriptor(self) -> int:
+        """The transport's socket; -1 if what goes to the socket is not what is written to the transport (TLS)."""
 
     def write_last(self, payload: bytes) -> None:
         """As `Sink.write`, of what the body ends with."""

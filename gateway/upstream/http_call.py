@@ -115,7 +115,7 @@ class HttpCall(SteadyStream):
             raise self._given_up
         assert connection.transport is not None
         self.last_read = self._loop.time()
-        connection.read_for(self)
+        connection.receiver = self
         connection.transport.writelines(self._request)
         await self._wait()
         return self._opening.head
@@ -155,11 +155,11 @@ class HttpCall(SteadyStream):
             elif self._failed is not None:
                 raise self._failed
         finally:
-            self.write = None
+            self.transport = None
             self._tally.streamed(*self.taken())
 
     def receive(self, data: bytes, now: float) -> None:
-        if self.write is not None:
+        if self.transport is not None:
             self._tally.streamed(*self.taken())
         if self.answering:
             self._tally.gap(now - self.last_read)
@@ -194,8 +194,9 @@ class HttpCall(SteadyStream):
             self._events_out(payload, sink, last=complete and not torn)
             if torn:
                 raise FramingError("a stream that ends in the middle of an event")
-            flows = self._begun and reader.at_boundary and not events.holding
-            self.write = chunks.write_raw if flows and chunks is not None else None
+            self.transport = None
+            if chunks is not None and self._begun and reader.at_boundary and not events.holding:
+                self.transport, self.descriptor = chunks.transport, chunks.descriptor
         elif payload:
             if self._account is not None:
                 self._account.read_whole(payload)

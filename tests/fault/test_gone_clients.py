@@ -16,6 +16,7 @@ class GoneClient:
 
     transport: asyncio.Transport | None = None
     response: ClientResponse | None = None
+    descriptor = -1
     writing_paused = False
     ending = False
 

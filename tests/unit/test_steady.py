@@ -1,8 +1,11 @@
 """What of a stream goes on without a thought, compiled and in Python: the same to the last byte and count."""
 
 import gc
+import socket
 import sys
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +15,10 @@ from hypothesis import strategies as st
 
 from gateway.relay.accounting import GAP_BOUNDS, says_usage
 from gateway.relay.events import whole_chunks
-from gateway.relay.steady import COMPILED, PureSteadyStream, SteadyStream
+from gateway.relay.steady import COMPILED, Feed, PureFeed, PureSteadyStream, SteadyStream
 
 BASES = [PureSteadyStream, SteadyStream] if COMPILED else [PureSteadyStream]
+FEEDS = [PureFeed, Feed] if COMPILED else [PureFeed]
 both = pytest.mark.parametrize("base", BASES)
 needs_both = pytest.mark.skipif(not COMPILED, reason="needs a C compiler and Python's headers")
 
@@ -47,6 +51,24 @@ class Seen:
     writes: list[bytes] = field(default_factory=list)
     received: list[tuple[bytes, float]] = field(default_factory=list)
     states: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+@dataclass
+class Client:
+    """A client's transport; `take` gets what is written to it."""
+
+    take: Callable[[bytes], object]
+    closing: bool = False
+    waiting: int = 0
+
+    def write(self, data: bytes, /) -> None:
+        self.take(data)
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
 
 
 @dataclass
@@ -110,9 +132,9 @@ def run(base: type[PureSteadyStream], steps: list[Step]) -> Seen:
     for step in steps:
         clock[0] += step.gap
         gone = step.gone
-        stream.write = write if step.steady else None
+        stream.transport = Client(write) if step.steady else None
         stream.data_received(step.data)
-        seen.states.append((tuple(counts), stream.last_read, stream.write is None))
+        seen.states.append((tuple(counts), stream.last_read, stream.transport is None))
         if step.take:
             seen.states.append(stream.taken())
     seen.states.append(stream.taken())
@@ -169,10 +191,10 @@ def test_a_client_that_has_gone_is_not_written_to_again(base: type[PureSteadyStr
         raise RuntimeError
 
     stream = Stream(lambda: 0.0, [0] * (len(GAP_BOUNDS) + 1))
-    stream.write = gone
+    stream.transport = Client(gone)
     data = framed([TEXT], [b"%x\r\n"])
     stream.data_received(data)
-    assert (stream.write, stream.received) == (None, 0)
+    assert (stream.transport, stream.received) == (None, 0)
     stream.data_received(data)
     assert stream.received == 1
 
@@ -188,7 +210,7 @@ def test_other_errors_are_not_swallowed(base: type[PureSteadyStream], fails: str
         raise ZeroDivisionError
 
     stream = Stream(fail if fails == "time" else lambda: 0.0, [0] * (len(GAP_BOUNDS) + 1))
-    stream.write = fail if fails == "write" else None
+    stream.transport = Client(fail) if fails == "write" else None
     with pytest.raises(ZeroDivisionError):
         stream.data_received(framed([TEXT], [b"%x\r\n"]))
 
@@ -198,7 +220,7 @@ def test_other_errors_are_not_swallowed(base: type[PureSteadyStream], fails: str
 def test_a_gap_belongs_to_the_bucket_that_ends_with_it(base: type[PureSteadyStream], bound: float) -> None:
     counts = [0] * (len(GAP_BOUNDS) + 1)
     stream = base(lambda: bound, counts)
-    stream.write = print
+    stream.transport = Client(print)
     stream.data_received(framed([TEXT], [b"%x\r\n"]))
     assert counts.index(1) == GAP_BOUNDS.index(bound)
 
@@ -221,7 +243,7 @@ def test_a_stream_that_is_let_go_keeps_nothing_alive(base: type[PureSteadyStream
 
         Stream(time, counts).data_received(b"")  # let go at once
         stream = Stream(time, counts)
-        stream.write = stream.swallow  # a cycle
+        stream.transport = Client(stream.swallow)  # a cycle
         for _ in range(1000):
             stream.data_received(data)
             stream.data_received(data[1:])
@@ -243,8 +265,151 @@ def test_the_compiled_one_refuses_what_would_break_it() -> None:
     with pytest.raises(TypeError):
         SteadyStream(lambda: 0.0, ())  # type: ignore[arg-type]
     stream = SteadyStream(lambda: 0.0, [])
-    stream.write = print
+    stream.transport = Client(print)
     with pytest.raises(IndexError):
         stream.data_received(framed([TEXT], [b"%x\r\n"]))
     with pytest.raises(RuntimeError, match="not initialised"):
         SteadyStream.__new__(SteadyStream).data_received(b"")
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A client's connection, from both sides."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for one in (ours, theirs):
+            one.setblocking(False)
+        yield ours, theirs
+
+
+def steady(base: type[PureSteadyStream], client: Client, descriptor: int) -> PureSteadyStream:
+    stream = base(lambda: 0.0, [0] * (len(GAP_BOUNDS) + 1))
+    stream.transport, stream.descriptor = client, descriptor
+    return stream
+
+
+def arrived(connection: socket.socket) -> bytes:
+    """All that can be read now."""
+    read = b""
+    while True:
+        try:
+            read += connection.recv(1 << 20)
+        except BlockingIOError:
+            return read
+
+
+@both
+def test_each_byte_reaches_the_client_once_and_in_order_however_much_it_takes_at_a_time(
+    base: type[PureSteadyStream],
+) -> None:
+    """The client's transport holds back what the kernel does not take, and more behind it, until it is written."""
+    with connected() as (ours, theirs):
+        late = bytearray()
+        client = Client(late.extend)
+        stream = steady(base, client, ours.fileno())
+        sent = read = b""
+        for number in range(200):
+            data = framed([b"data: %d %b\n\n" % (number, b"x" * number * 50)], [b"%x\r\n"])
+            stream.data_received(data)
+            sent += data
+            client.waiting = len(late)
+            if number % 7 == 0:
+                read += arrived(theirs)
+            while late and number % 5 == 0:
+                read += arrived(theirs)
+                del late[: ours.send(late)]
+                client.waiting = len(late)
+        while late:
+            read += arrived(theirs)
+            del late[: ours.send(late)]
+        assert read + arrived(theirs) == sent
+
+
+@needs_both
+def test_what_the_kernel_takes_does_not_wait_for_the_end_of_the_turn() -> None:
+    with connected() as (ours, theirs):
+        late: list[bytes] = []
+        data = framed([TEXT], [b"%x\r\n"])
+        steady(SteadyStream, Client(late.append), ours.fileno()).data_received(data)
+        assert (arrived(theirs), late) == (data, [])
+
+
+@both
+@pytest.mark.parametrize("client", [{"closing": True}, {"waiting": 1}])
+def test_a_descriptor_that_may_not_be_written_to_is_left_alone(
+    base: type[PureSteadyStream], client: dict[str, Any]
+) -> None:
+    """That of a transport that is closing may already be somebody else's."""
+    with connected() as (ours, theirs):
+        written: list[bytes] = []
+        data = framed([TEXT], [b"%x\r\n"])
+        steady(base, Client(written.append, **client), ours.fileno()).data_received(data)
+        assert (arrived(theirs), written) == (b"", [data])
+
+
+@both
+def test_the_transport_finds_out_what_is_wrong_with_a_socket(base: type[PureSteadyStream]) -> None:
+    with connected() as (ours, theirs):
+        theirs.close()
+        written: list[bytes] = []
+        data = framed([TEXT], [b"%x\r\n"])
+        steady(base, Client(written.append), ours.fileno()).data_received(data)
+        assert written == [data]
+
+
+@dataclass(eq=False)
+class Reader:
+    """Who takes what is read, and may hand over to somebody else."""
+
+    read: list[bytes] = field(default_factory=list)
+    then: Callable[[], None] | None = None
+
+    def data_received(self, data: bytes, /) -> None:
+        self.read.append(data)
+        if self.then is not None:
+            self.then()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("base", FEEDS)
+def test_a_feed_hands_reads_to_whoever_receives_them_now(base: type[PureFeed]) -> None:
+    class Fed(base):  # type: ignore[misc, valid-type]  # either of two
+        asked = 0
+
+        def unasked(self) -> None:
+            self.asked += 1
+
+    def hand_over() -> None:
+        feed.receiver = second
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    feed, second = Fed(), Reader()
+    take = feed.data_received  # as an event loop does
+    take(b"nobody")
+    feed.receiver = Reader(then=hand_over)
+    for data in (b"one", b"two", b"three"):
+        take(data)
+    assert (feed.asked, second.read) == (1, [b"two", b"three"])
+    second.then = fail
+    with pytest.raises(ZeroDivisionError):
+        take(b"four")
+
+
+@pytest.mark.parametrize("base", FEEDS)
+def test_a_feed_that_is_let_go_keeps_nothing_alive(base: type[PureFeed]) -> None:
+    def use() -> "weakref.ref[object]":
+        class Fed(base):  # type: ignore[misc, valid-type]
+            pass
+
+        feed, reader = Fed(), Reader()
+        reader.then = feed.unasked  # a cycle
+        feed.receiver = reader
+        return weakref.ref(reader)
+
+    left = use()
+    gc.collect()
+    assert left() is None
