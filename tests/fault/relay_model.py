@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tests.fault.relay_client import Ask, Seen
 from tests.fault.relay_scripts import (
+    BLAMES,
     DONE,
     FAILED,
     HEALTHY,
@@ -184,7 +185,8 @@ def _of_error(script: Script, ask: Ask, codes: frozenset[str]) -> tuple[Outcome,
     status = int(script.status[:3])
     busy = status in (429, 503) and not (ask.api.kserve and status == 429)
     elsewhere = _healthy(ask) if busy and ask.elsewhere else ()
-    if not ask.api.kserve and status == 500 and script.body == TOO_LONG:
+    told = script.body == TOO_LONG and BLAMES in script.announced_part  # a length can leave out what it says
+    if not ask.api.kserve and status == 500 and told:
         shown = {status, 400} if not ends(script) else {400}
     else:
         shown = {status}

@@ -34,7 +34,8 @@ DONE = b"data: [DONE]\n\n"
 PLAIN = (
     '{"choices":[{"message":{"content":"zwei \U0001f642"}}],"usage":{"prompt_tokens":9,"completion_tokens":2}}'.encode()
 )
-TOO_LONG = b'{"object":"error","message":"This model\'s maximum context length is 16 tokens.","code":500}'
+BLAMES = b"maximum context length"
+TOO_LONG = b'{"object":"error","message":"This model\'s %b is 16 tokens.","code":500}' % BLAMES
 BROKEN = b'{"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}'
 
 HEAD_GARBAGE = (
