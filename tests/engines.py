@@ -125,5 +125,5 @@ async def llama(workshop: Workshop) -> Llama:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def valkey(workshop: Workshop) -> Valkey:
     (port,) = free_ports(1)
-    await workshop.supervisor.start([valkey_part(workshop.wheels, workshop.run, port)])
+    await workshop.supervisor.start([valkey_part(workshop.wheels.valkey, workshop.run, port)])
     return Valkey("valkey", workshop.supervisor, url=f"redis://127.0.0.1:{port}")

@@ -8,7 +8,12 @@ from rich.console import Console
 
 from headrace.bench.figures import BenchError, Figure, Measured, Plan
 
-_MODULES = {"grpc": "headrace.bench.kserve.comparison", "relay": "headrace.bench.relay.comparison"}
+_MODULES = {
+    "grpc": "headrace.bench.kserve.comparison",
+    "relay": "headrace.bench.relay.comparison",
+    "admission": "headrace.bench.admission.comparison",
+    "fairness": "headrace.bench.admission.fairness",
+}
 
 NAMES = tuple(_MODULES)
 

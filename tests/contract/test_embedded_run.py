@@ -31,7 +31,7 @@ from rich.console import Console
 async def main(run):
     wheels, ports = find_wheels(), free_ports(5)
     parts = [
-        valkey_part(wheels, run, ports[0]),
+        valkey_part(wheels.valkey, run, ports[0]),
         llama_part(wheels, run, ports[1]),
         triton_part(wheels, run, "triton-a", TritonPorts(*ports[2:])),
     ]

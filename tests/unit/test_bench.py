@@ -127,7 +127,7 @@ def test_names_of_figures_are_unique_and_name_their_unit() -> None:
         names = [figure.name for figure in find_bench(name).FIGURES]
         assert len(set(names)) == len(names)
         for figure in names:
-            assert {"us", "kb", "vs", "held"} & set(figure.split("_")), figure
+            assert {"us", "ms", "kb", "vs", "held", "part"} & set(figure.split("_")), figure
 
 
 def test_a_bar_may_be_the_least_that_is_enough() -> None:

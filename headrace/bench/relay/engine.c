@@ -2,10 +2,11 @@
  * is the proxy in front of it.
  *
  * One thread, epoll, HTTP/1.1 with keep-alive. It speaks the OpenAI API (chat completions and completions) and, as an
- * LLM-API model of Triton's, generate_stream. Two numbers in a request say what its answer is, found by a search of the
+ * LLM-API model of Triton's, generate_stream. Numbers in a request say what its answer is, found by a search of the
  * bytes under either API's names for them:
  *   max_tokens (sampling_param_max_tokens, or max_completion_tokens if a proxy renames it)  number of chunks
  *   seed (sampling_param_seed)              microseconds between two chunks
+ *   prefill_us                              microseconds before the first, of a stream with time between them
  *
  * A chunk's text is "@SSSSS:NNNNNNNNNNNNNNNNNNN": its number in the answer, and CLOCK_MONOTONIC in nanoseconds when it
  * was written, so that a client on this machine sees what is missing and how long a chunk took. Triton's text is
@@ -339,7 +340,8 @@ static void generate(struct connection *connection, enum api api, const char *bo
         api == TRITON ? on_path(connection, "/v2/models/" TRITON_MODEL "/generate_stream") : says(connection, body, "\"stream\":");
     connection->usage = says(connection, body, "\"include_usage\":");
     connection->answering = true;
-    connection->due = now_ns() + (connection->streams ? 0 : connection->delay * connection->chunks);
+    long prefill_us = number_in(connection, body, "prefill_us\":", 0);
+    connection->due = now_ns() + (connection->streams ? prefill_us * 1000LL : connection->delay * connection->chunks);
     go_on(connection);
 }
 

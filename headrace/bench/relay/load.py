@@ -1,7 +1,7 @@
 """Running the load program and reading what it reports."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -54,6 +54,7 @@ class Load:
         ramp_s: float = 0.0,
         piece: str | None = None,
         model: str = MODEL,
+        headers: Sequence[str] = (),
         when_open: Callable[[], Awaitable[None]] | None = None,
     ) -> Report:
         """Begin streams for `seconds`, or `streams` of them, and see all of them end; `piece` is the text that each
@@ -64,7 +65,7 @@ class Load:
             BenchError: the program failed; not for wrong answers, which it counts.
         """
         request = self.folder / f"{stretch.name}-{model}.http"
-        request.write_bytes(make_request(stretch, model))
+        request.write_bytes(make_request(stretch, model, *headers))
         one = stretch.chunks * stretch.gap_us / 1e6
         options = {
             "port": port,

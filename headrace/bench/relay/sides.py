@@ -7,6 +7,7 @@ it. It has no Redis, since nothing on the path of a request waits for one.
 import asyncio
 import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -126,9 +127,9 @@ def make_part(run: RunDir, name: str, command: tuple[str, ...], port: int, ready
     )
 
 
-def answers(port: int, *models: str) -> Probe:
+def answers(port: int, *models: str, headers: Sequence[str] = ()) -> Probe:
     """Ready when a short stream of each model comes to its end."""
-    requests = [make_request(Stretch("ready", 1, 0, 100, 1, chat=model == MODEL), model) for model in models]
+    requests = [make_request(Stretch("ready", 1, 0, 100, 1, chat=model == MODEL), model, *headers) for model in models]
 
     async def probe() -> bool:
         return all([await _answers(port, request) for request in requests])

@@ -52,18 +52,17 @@ def held(connections: int, seconds: float) -> Stretch:
     return Stretch("held", max(1, round(seconds)), HELD_GAP_US, HELD_PROMPT_BYTES, connections)
 
 
-def make_request(stretch: Stretch, model: str = MODEL) -> bytes:
-    """The request, head included, with PLACE in its prompt."""
+def make_request(stretch: Stretch, model: str = MODEL, *headers: str, **more: object) -> bytes:
+    """The request, head included, with PLACE in its prompt, and with `headers` and `more` parameters."""
     length = max(stretch.prompt_bytes - len(PLACE) - 1, 0)
     prompt = f"{PLACE} {(_SENTENCE * (length // len(_SENTENCE) + 1))[:length]}"
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if stretch.chat else {"prompt": prompt}
-    asked = {"model": model, **asked, "max_tokens": stretch.chunks, "stream": True}
+    asked = {"model": model, **asked, "max_tokens": stretch.chunks, "stream": True, **more}
     if stretch.gap_us:  # not every Triton model has a seed
         asked["seed"] = stretch.gap_us
     body = msgspec.json.encode(asked)
     path = "/v1/chat/completions" if stretch.chat else "/v1/completions"
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: {LOOPBACK}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: {LOOPBACK}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     )
-    return head.encode() + body
+    return "".join([head, *(f"{header}\r\n" for header in headers), "\r\n"]).encode() + body
