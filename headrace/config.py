@@ -14,7 +14,8 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from gateway.upstream.triton.tokens import TokenizerError, load_tokenizer
 from headrace.settings import ADDRESSES, Settings, read_settings
 from router.spec.fleet import FleetSpec, GatewaySpec, PoolSpec, ReplaceSpec, SecretSpec
 from router.spec.strict import Problem, Reading, read_fleet
-from router.spec.units import is_loopback
+from router.spec.units import has_expired, is_loopback
 from router.spec.yaml_nodes import MAX_CHARACTERS
 
 MAX_TEMPLATE_BYTES = 1024 * 1024
@@ -89,7 +90,7 @@ def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
         spec = settings.applied_to(spec)
         problems = settings.clashes(spec.gateway)
         if not problems:
-            warnings = [*reading.warnings, *_open_admin(reading, spec, settings), *warnings]
+            warnings = [*reading.warnings, *_expired(reading, spec), *_open_admin(reading, spec, settings), *warnings]
             return LoadedFleet(spec, settings, content_hash, path, warnings)
     raise ConfigError(path, problems)
 
@@ -139,12 +140,13 @@ def _read_text(path: Path, limit: int) -> str:
 
 
 def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, list[Problem]]:
-    """The reading's fleet with template files as text, and the problems with those files."""
-    if reading.fleet is None:
+    """What could be read of the fleet, with template files as text, and the problems with those files."""
+    fleet = reading.readable
+    if fleet is None:
         return None, []
     problems: list[Problem] = []
     pools: dict[str, PoolSpec] = {}
-    for name, pool in reading.fleet.pools.items():
+    for name, pool in fleet.pools.items():
         template, where = pool.chat_template, ("pools", name, "chat_template")
         if template is not None and template.file is not None:
             file = folder / template.file
@@ -178,8 +180,8 @@ def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, l
             path = str((folder / credentials.replace.file).absolute())
             credentials = ReplaceSpec(replace=SecretSpec(file=path))
         pools[name] = structs.replace(pool, chat_template=template, tokenizer=tokenizer, credentials=credentials)
-    gateway = _with_certificates(reading.fleet.gateway, folder)
-    return structs.replace(reading.fleet, pools=pools, gateway=gateway), problems
+    gateway = _with_certificates(fleet.gateway, folder)
+    return structs.replace(fleet, pools=pools, gateway=gateway), problems
 
 
 def _with_certificates(gateway: GatewaySpec, folder: Path) -> GatewaySpec:
@@ -191,6 +193,15 @@ def _with_certificates(gateway: GatewaySpec, folder: Path) -> GatewaySpec:
             paths = {field: str((folder / path).absolute()) for field, path in structs.asdict(files).items() if path}
             found[name] = structs.replace(files, **paths)
     return structs.replace(gateway, **found)
+
+
+def _expired(reading: Reading, fleet: FleetSpec) -> Iterator[Problem]:
+    """A warning for each key that is taken no more."""
+    for name, tenant in fleet.tenants.items():
+        for index, key in enumerate(tenant.keys):
+            if key.expires is not None and has_expired(key.expires, time.time()):
+                path = ("tenants", name, "keys", index, "expires")
+                yield reading.problem_at(path, f"the key is not taken any more: its last day was {key.expires}")
 
 
 def _open_admin(reading: Reading, fleet: FleetSpec, settings: Settings) -> list[Problem]:

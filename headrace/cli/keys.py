@@ -7,6 +7,7 @@ or to `headrace tenants set`.
 import hashlib
 import secrets
 import sys
+import time
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ import typer
 from headrace.cli.style import PLAIN
 from router.spec.fleet import KeySpec
 from router.spec.strict import read_part
-from router.spec.units import Name
+from router.spec.units import Name, has_expired
 from router.spec.wording import pattern_of, text_fault
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys and their hashes.", **PLAIN)
@@ -48,6 +49,7 @@ def new(
     key = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     line = _line(key, name, expires)
     typer.echo(key)
+    _warn_of_past(expires)
     typer.echo(
         f"\nThis is the only time the key is shown. Under `tenants: {tenant}: keys:` in the fleet file, add:\n\n"
         f"  - {line}\n\nor set it in a running fleet, with the tenant's other keys if it has any:\n\n"
@@ -68,6 +70,7 @@ def hash_(name: NameOption = None, expires: ExpiresOption = None) -> None:
     if not key:
         _refuse("There is no key on standard input.")
     typer.echo(_line(key, name, expires))
+    _warn_of_past(expires)
     if len(key) < _GUESSABLE:
         typer.echo(
             f"The key has fewer than {_GUESSABLE} characters: it can be found from its hash. `headrace keys new` makes "
@@ -87,6 +90,11 @@ def _line(key: str, name: str | None, expires: str | None) -> str:
     # An all-digit word is a number to YAML, if it is not quoted.
     quoted = {field: f'"{text}"' if field == "sha256" or text.isdigit() else text for field, text in given.items()}
     return "{" + ", ".join(f"{field}: {text}" for field, text in quoted.items()) + "}"
+
+
+def _warn_of_past(expires: str | None) -> None:
+    if expires is not None and has_expired(expires, time.time()):
+        typer.echo(f"Warning: {expires} is over (UTC), so the key is not taken any more: give a later day.", err=True)
 
 
 def _refuse(sentence: str) -> None:

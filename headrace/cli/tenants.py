@@ -1,6 +1,7 @@
 """`headrace tenants`: list, set and remove those who may call, through the admin API."""
 
 import json
+import time
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from headrace.cli.admin_client import (
 from headrace.cli.routes import say_removed
 from headrace.cli.style import PLAIN
 from headrace.cli.table import print_table
+from router.spec.units import has_expired
 
 tenants_app = typer.Typer(cls=AdminGroup, no_args_is_help=True, help="Those who may call, and what for.", **PLAIN)
 
@@ -97,6 +99,9 @@ def set_tenant(
     }
     AdminClient(admin, admin_token).put(f"{TENANTS}/{escaped(name)}", body)
     may = f"may call {', '.join(route)}" if route else "may call every route"
+    over = [key["expires"] for key in keys if isinstance(key, dict) and key.get("expires") and _is_over(key["expires"])]
+    for last_day in over:
+        typer.echo(f"Warning: a key whose last day was {last_day} is not taken any more.", err=True)
     by = f"has {len(keys)} key{'s' if len(keys) != 1 else ''}" if keys else "is known by tokens only"
     typer.echo(f"Tenant {name} {by} and {may}.")
 
@@ -146,4 +151,10 @@ def _limits(limits: dict[str, int]) -> str:
 
 def _shown(key: dict[str, str]) -> str:
     name = key.get("name") or key["sha256"][:_SHOWN_DIGITS]
-    return f"{name} (to {key['expires']})" if key.get("expires") else name
+    if not key.get("expires"):
+        return name
+    return f"{name} (expired {key['expires']})" if _is_over(key["expires"]) else f"{name} (to {key['expires']})"
+
+
+def _is_over(last_day: str) -> bool:
+    return has_expired(last_day, time.time())

@@ -80,6 +80,8 @@ class Reading:
     """What strict reading made of a text. `fleet` is there exactly if there are no `problems`."""
 
     fleet: FleetSpec | None
+    readable: FleetSpec | None
+    """What could be read of the fleet, whatever is wrong with the rest: the files it names can be looked at."""
     problems: list[Problem]
     warnings: list[Problem]
     places: Mapping[Path, Place] = field(repr=False)
@@ -97,7 +99,7 @@ def read_fleet(text: str) -> Reading:
         # A fleet whose name is missing or refused is looked at all the same.
         fleet = msgspec.convert({"fleet": "unnamed", **walk.root}, FleetSpec)
     except YamlError as error:
-        return Reading(None, [_problem(error.place, (), str(error))], [], {})
+        return Reading(None, None, [_problem(error.place, (), str(error))], [], {})
     except _EnoughError:
         fleet = None
     problems, warnings = walk.problems, list[Problem]()
@@ -115,7 +117,7 @@ def read_fleet(text: str) -> Reading:
     if len(problems) == MAX_PROBLEMS:
         last = problems[-1]
         problems.append(Problem("", f"reading ended after {MAX_PROBLEMS} mistakes", last.line, last.column))
-    return Reading(None if problems else fleet, problems, warnings, walk.places)
+    return Reading(None if problems else fleet, fleet, problems, warnings, walk.places)
 
 
 def read_part(value: object, type_: type[_Spec], *, tolerant: bool = False) -> tuple[_Spec | None, list[Problem]]:

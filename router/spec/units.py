@@ -125,6 +125,14 @@ def end_of_day(date: str) -> float:
     return datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp() + 86_400
 
 
+def has_expired(last_day: str, now: float) -> bool:
+    """Whether at the Unix time `now` a `Date` is over; a day that no calendar has always is."""
+    try:
+        return now >= end_of_day(last_day)
+    except ValueError:
+        return True
+
+
 def host_and_port(address: str) -> tuple[str | None, int]:
     """The host (None for every interface) and port of a `ListenAddress` or `HostPort`."""
     host, _, port = address.rpartition(":")

@@ -58,6 +58,31 @@ def test_a_warning_does_not_fail_the_check(tmp_path: Path) -> None:
     ]
 
 
+def test_a_key_whose_last_day_is_over_gets_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    keys = "\n".join(f"    - {{sha256: '{day:064d}', expires: {day}-01-31}}" for day in (2020, 2999))
+    file.write_text(f"fleet: demo\ntenants:\n  t:\n    keys:\n{keys}\n")
+    code, output = run("check", str(file))
+    assert code == 0
+    assert [line for line in output.splitlines() if "expires" in line] == [
+        f"{file}:5:84: tenants.t.keys[0].expires: the key is not taken any more: its last day was 2020-01-31 (warning)"
+    ]
+
+
+def test_mistakes_in_the_file_do_not_hide_those_of_the_files_it_names(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    (tmp_path / "chat.jinja").write_text("{% if %}")
+    file.write_text(
+        "fleet: demo\nrouts: {}\npools:\n"
+        "  a: {protocol: triton, model: m, chat_template: {file: chat.jinja}}\n"
+        "  b: {protocol: triton, model: m, tokenizer: {file: none.json}}\n"
+    )
+    code, output = run("check", str(file))
+    assert code == 1
+    lines = output.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["routs", "pools.a.chat_template", "pools.b.tokenizer.file"]
+
+
 def test_json_is_one_object_either_way(tmp_path: Path) -> None:
     code, output = run("check", "--json", str(EXAMPLE))
     report = json.loads(output)

@@ -24,6 +24,14 @@ def test_a_new_key_is_told_once_and_its_line_fits_into_a_file() -> None:
     assert (bytes.fromhex(spec.sha256), spec.name, spec.expires) == (digest_of(key), "7", "2027-01-31")
 
 
+@pytest.mark.parametrize("arguments", [["new", "search"], ["hash"]])
+def test_a_last_day_that_is_over_gets_a_warning(arguments: list[str]) -> None:
+    past = CliRunner().invoke(keys_app, [*arguments, "--expires", "2020-01-31"], input="hr-0123456789abcdefghij\n")
+    assert (past.exit_code, "2020-01-31 is over" in past.stderr) == (0, True)
+    future = CliRunner().invoke(keys_app, [*arguments, "--expires", "2999-01-31"], input="hr-0123456789abcdefghij\n")
+    assert "is over" not in future.stderr
+
+
 def test_two_new_keys_differ() -> None:
     made = {CliRunner().invoke(keys_app, ["new", "search"]).stdout for _ in range(20)}
     assert len(made) == 20
