@@ -13,6 +13,7 @@ answered with the parameter silently ignored. A need on the form of a parameter 
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -175,11 +176,19 @@ def isolate(fields: Fields, tenants_salt: str) -> None:
     raw = fields.get("cache_salt")
     if raw is None and not tenants_salt:
         return
-    salt = (_value("cache_salt", raw) if raw is not None else None) or ""
+    if raw is None:
+        fields["cache_salt"] = _as_json(tenants_salt)
+        return
+    salt = _value("cache_salt", raw) or ""
     if tenants_salt:
         fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(tenants_salt + salt))
     elif is_own_salt(salt):
         raise invalid("A 'cache_salt' that begins so is reserved. Choose another.", param="cache_salt")
+
+
+@lru_cache(maxsize=1024)
+def _as_json(salt: str) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(salt))
 
 
 def read_prompt(api: Api, fields: Fields, session: str | None = None) -> PromptView:

@@ -80,6 +80,10 @@ class PriorityClass:
         """The flow of `tenant`, with its counter lifted if nothing of it is waiting; it counts from now on."""
         flow = self.flows.get(tenant)
         least = self.virtual_time - self.credit
+        if flow is not None and flow.usage.in_flight and flow.weight == weight:  # it counts and is not away
+            if not flow.waiting and flow.counter < least:
+                flow.counter = least
+            return flow
         if flow is None:
             flow = self.flows[tenant] = Flow(tenant, weight, least)
         elif not flow.waiting:
@@ -124,9 +128,9 @@ class PriorityClass:
 
     def occupy(self, flow: Flow, slots: int, now: float, span: float) -> None:
         """`flow` takes up `slots` more (or fewer) slots."""
-        for usage in (flow.usage,) if flow.waiting else (flow.usage, self.absent):
-            usage.advance(now, span)
-            usage.in_flight += slots
+        flow.usage.occupy(slots, now, span)
+        if not flow.waiting:
+            self.absent.occupy(slots, now, span)
 
     def begin_waiting(self, flow: Flow, now: float, span: float) -> None:
         """The first request of `flow` is going to wait."""
@@ -154,9 +158,11 @@ class PriorityClass:
 
     def charge(self, flow: Flow, cost: float, slots: int) -> None:
         """A request of `flow` starts that will cost `cost` tokens, by estimate."""
-        self.virtual_time = max(self.virtual_time, flow.counter)
-        flow.counter += cost / flow.weight
-        self._cost += (cost / flow.weight - self._cost) * _NEWEST_COST if self._cost else cost / flow.weight
+        if flow.counter > self.virtual_time:
+            self.virtual_time = flow.counter
+        cost /= flow.weight
+        flow.counter += cost
+        self._cost += (cost - self._cost) * _NEWEST_COST if self._cost else cost
         self.credit = self._cost * slots
 
     def correct(self, flow: Flow, cost: float) -> None:

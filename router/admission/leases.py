@@ -73,7 +73,7 @@ class RateLease:
 
     __slots__ = (
         "_asked_at", "_demand", "_demand_at", "_filled", "_filled_at", "_level", "_level_at", "_newest",
-        "_paused_until", "alone", "held", "limit",
+        "_paused_until", "_spent", "_spent_at", "alone", "held", "limit", "low",
     )  # fmt: skip
 
     def __init__(self, limit: float, now: float) -> None:
@@ -83,9 +83,13 @@ class RateLease:
         """Units that may be spent; below 0, units that have been spent and still have to be taken."""
         self.alone = 0
         """Among how many gateways the limit is divided while the store is out of reach; 0 if it is not."""
+        self.low = 0.0
+        """Below so much, `due` is worth asking between two sweeps."""
         self._demand = 0.0
-        """Units a second, as an average over `LEASE_S`."""
+        """Units a second, as an average over `LEASE_S`, but for what has been spent since it was last looked at."""
         self._demand_at = now
+        self._spent = 0.0
+        self._spent_at = now
         self._newest = 0.0
         """What the newest request took."""
         self._level = limit
@@ -112,20 +116,18 @@ class RateLease:
 
     def spend(self, need: float, now: float) -> None:
         self.held -= need
-        self._demand = self._demanded(now) + need / LEASE_S
-        self._demand_at = now
+        self._spent += need
+        self._spent_at = now
         self._newest = need
-
-    def correct(self, units: float) -> None:
-        """`units` more were spent than reserved; below 0, fewer."""
-        self.held -= units
 
     def level(self, now: float) -> float:
         """What can be spent now, here and in the bucket, as far as is known."""
         if self.alone:
             self._fill(now)
             return self.held
-        return self.held + self._bucket(now)
+        limit = self.limit
+        bucket = self._level + (now - self._level_at) * limit / MINUTE_S
+        return self.held + min(limit, bucket)
 
     def wait(self, need: float, now: float) -> float:
         """Seconds until `need` units are there if nobody else takes any; infinity if they never are."""
@@ -154,7 +156,9 @@ class RateLease:
     def ask(self, need: float, now: float) -> RateAsk:
         """What to ask for so that `need` units are covered, if any. What goes back is no longer held from now on."""
         self._asked_at = now
-        target = max(need, self._ahead(now))
+        ahead = self._ahead(now)
+        target = max(need, ahead)
+        self.low = ahead * RENEW_AHEAD_S / LEASE_S
         # While it is unsure whether anybody is there, nothing is sent back: it would be lost with every failure.
         back = 0.0 if self.alone else max(0.0, self.held - target)
         owed = max(0.0, -self.held)
@@ -213,6 +217,11 @@ class RateLease:
         return min(self.limit, self._level + max(0.0, now - self._level_at) * self.limit / MINUTE_S)
 
     def _demanded(self, now: float) -> float:
+        """Units a second; what has been spent since the last look counts as if all of it had been by the last one."""
+        if self._spent:
+            at = self._spent_at
+            self._demand = self._demand * math.exp(-max(0.0, at - self._demand_at) / LEASE_S) + self._spent / LEASE_S
+            self._demand_at, self._spent = at, 0.0
         return self._demand * math.exp(-max(0.0, now - self._demand_at) / LEASE_S)
 
     def _ahead(self, now: float) -> int:

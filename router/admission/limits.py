@@ -22,7 +22,6 @@ from router.admission.leases import MINUTE_S, RateAsk, RateGrant, RateLease, Str
 
 Kind = Literal["requests", "prompt_tokens", "completion_tokens"]
 KINDS: tuple[Kind, ...] = ("requests", "prompt_tokens", "completion_tokens")
-_PLACES = {kind: place for place, kind in enumerate(KINDS)}
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -82,12 +81,14 @@ class Grant(msgspec.Struct, frozen=True):
 class Meter:
     """One gateway's hold on the limits of one tenant, as a whole or on one route."""
 
-    __slots__ = ("open", "rates", "streams")
+    __slots__ = ("leases", "open", "rates", "streams")
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.open = 0
         """Reservations that have not ended."""
         self.rates: dict[Kind, RateLease] = {}
+        self.leases: tuple[tuple[int, RateLease], ...] = ()
+        """The same, each with its place in the order of `KINDS`."""
         self.streams: StreamLease | None = None
         self.change(limits, now)
 
@@ -104,6 +105,7 @@ class Meter:
                 lease = self.rates[kind] = RateLease(limit, now)
                 if alone:
                     lease.failed(None, alone, now)
+        self.leases = tuple([(place, self.rates[kind]) for place, kind in enumerate(KINDS) if kind in self.rates])
         if limits.streams is None:
             self.streams = None
         elif self.streams is not None:
@@ -135,6 +137,21 @@ class Meter:
     def full(self, now: float) -> bool:
         """As `quiet`, of one that is on its `own`."""
         return not self.open and all(lease.level(now) >= lease.limit for lease in self.rates.values())
+
+    def covers(self, amounts: tuple[int, int, int], now: float) -> bool:
+        """Whether it covers a request that takes `amounts`, in the order of `KINDS`."""
+        for place, lease in self.leases:
+            amount = amounts[place]
+            if amount > lease.limit or not (lease.covers(amount, now) if lease.alone else lease.held >= amount):
+                return False
+        return self.streams is None or self.streams.covers()
+
+    def low(self) -> bool:
+        """Whether it holds so little that `due` is worth asking."""
+        for _, lease in self.leases:  # noqa: SIM110 - every request comes by here, and a generator costs more than this
+            if lease.held < lease.low:
+                return True
+        return False
 
     def due(self, now: float) -> bool:
         """Whether the store should be asked, though no request needs it now."""
@@ -198,14 +215,14 @@ class Reservation:
         amounts = use.amounts()
         for meter in meters:
             meter.open += 1
-            for kind, lease in meter.rates.items():
-                lease.spend(amounts[_PLACES[kind]], now)
+            for place, lease in meter.leases:
+                lease.spend(amounts[place], now)
             if meter.streams is not None:
                 meter.streams.open += 1
 
     def settle(self, used: Use) -> None:
         """The request has ended and took this."""
-        self._end((1, used.prompt_tokens, used.completion_tokens))
+        self._end(used.amounts())
 
     def release(self) -> None:
         """The request came to nothing: nothing of it counts."""
@@ -216,15 +233,21 @@ class Reservation:
         reserved = self.use.amounts()
         for meter in meters:
             meter.open -= 1
-            for kind, lease in meter.rates.items():
-                place = _PLACES[kind]
-                lease.correct(used[place] - reserved[place])
-            if meter.streams is not None:
-                meter.streams.open = max(0, meter.streams.open - 1)
+            for place, lease in meter.leases:
+                lease.held -= used[place] - reserved[place]
+            streams = meter.streams
+            if streams is not None and streams.open:
+                streams.open -= 1
 
 
 def admit(meters: Sequence[Meter], use: Use, now: float, *, asked_enough: bool = False) -> Reservation | Short | Denial:
     """Reserve `use` of all `meters`, if all cover it. `asked_enough`: the store is not to be asked again."""
+    amounts = use.amounts()
+    for meter in meters:
+        if not meter.covers(amounts, now):
+            break
+    else:
+        return Reservation(meters, use, now)
     short: list[Meter] = []
     denial: Denial | None = None
     for meter in meters:
@@ -233,17 +256,15 @@ def admit(meters: Sequence[Meter], use: Use, now: float, *, asked_enough: bool =
             short.append(meter)
             final = [denied for denied, may_ask in missing if asked_enough or not may_ask]
             denial = max([*final, *([denial] if denial else [])], key=lambda d: d.retry_after, default=None)
-    if denial is not None:
-        return denial
-    return Short(tuple(short)) if short else Reservation(meters, use, now)
+    return denial if denial is not None else Short(tuple(short))
 
 
 def _missing(meter: Meter, use: Use, now: float) -> list[tuple[Denial, bool]]:
     """What `meter` does not cover of `use`, and whether the store may."""
     found: list[tuple[Denial, bool]] = []
     amounts = use.amounts()
-    for kind, lease in meter.rates.items():
-        amount = amounts[_PLACES[kind]]
+    for place, lease in meter.leases:
+        kind, amount = KINDS[place], amounts[place]
         if amount > lease.limit or not lease.covers(amount, now):
             may_ask = amount <= lease.limit and not lease.alone and lease.may_ask(now)
             found.append((Denial(kind, lease.limit, lease.wait(amount, now), meter), may_ask))
@@ -261,10 +282,10 @@ def rate_limit_headers(meters: Sequence[Meter], now: float) -> tuple[tuple[str, 
     """
     requests = tokens = _NONE
     for meter in meters:
-        for kind, lease in meter.rates.items():
+        for place, lease in meter.leases:
             level = lease.level(now)
             part = level / lease.limit if lease.limit else 0.0
-            if kind == "requests":
+            if not place:
                 if part < requests[0]:
                     requests = (part, level, lease.limit)
             elif part < tokens[0]:
@@ -281,7 +302,7 @@ def _told(name: str, tightest: tuple[float, float, float]) -> tuple[tuple[str, s
     """The headers for what `name` counts: of the limit, what part of it is left, how much that is, and the whole."""
     _, level, limit = tightest
     left = min(max(level, 0.0), limit)
-    reset = (limit - left) / max(limit, 1e-9) * MINUTE_S
+    reset = (limit - left) / limit * MINUTE_S if limit else 0.0
     return (
         (f"x-ratelimit-limit-{name}", str(int(limit))),
         (f"x-ratelimit-remaining-{name}", str(int(left))),

@@ -37,6 +37,14 @@ class Usage:
             self.mean = self.in_flight + (self.mean - self.in_flight) * math.exp(-elapsed / span)
         self._at = now
 
+    def occupy(self, slots: int, now: float, span: float) -> None:
+        """From `now` on, so many more (or fewer) are in use."""
+        elapsed = now - self._at
+        if elapsed > 0:
+            self.mean = self.in_flight + (self.mean - self.in_flight) * math.exp(-elapsed / span)
+            self._at = now
+        self.in_flight += slots
+
 
 class Flow:
     """What one tenant asks of one class."""
