@@ -19,6 +19,7 @@ from gateway.fleet import LiveFleet
 from gateway.oidc.callers import Caller
 from router.errors import ApiError
 from router.fleet import FleetView
+from router.spec.references import ANONYMOUS as ANONYMOUS_TENANT
 from router.tenants import digest_of, key_refused
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class Access:
         """The fleet as a caller sees it now. Raises an ApiError for one who may not come in: 401, 403 for one with a
         good token of nobody's, 503 for one whose token cannot be checked now."""
         whole = self._fleet.view
-        if self._anonymous and (not caller or not whole.tenants):  # without tenants, a key is a library's habit
-            return whole
+        if self._anonymous and (not caller or whole.any_key):  # without tenants, a key is a library's habit
+            return whole.tenants.get(ANONYMOUS_TENANT, whole)
         if not caller:
             raise key_refused(_NEEDS_KEY if self._tokens is None else _NEEDS_KEY_OR_TOKEN)
         if isinstance(caller, bytes):

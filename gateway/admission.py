@@ -28,16 +28,16 @@ from gateway.exchange import Exchange, LiveExchanges
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
 from gateway.upstream.base import UpstreamError, closed
-from router.admission.estimate import BYTES_PER_TOKEN, COMPLETION_TOKENS
-from router.admission.queue import Bounds, RouteQueue
+from router.admission.estimate import COMPLETION_TOKENS
+from router.admission.queue import RouteQueue
 from router.admission.standing import Standing
 from router.admission.tickets import Arrival, Reason, Refusal, State, Ticket
 from router.errors import ApiError
+from router.fleet import Route
 from router.plan import Plan
 
 POSITION_HEADER: Final = "x-headrace-queue-position"
 """Of a request that had to wait: its place in the queue when it came."""
-BOUNDS = Bounds()
 MOST_TOKENS = 128 * 1024
 """No request is taken to cost more of either kind, as long as its engine has not said so: what it costs stands in the
 averages by which all are judged."""
@@ -57,10 +57,10 @@ class Line:
 
     __slots__ = ("key", "queue", "route", "used", "waiting")
 
-    def __init__(self, key: _Key, route: str, now: float) -> None:
+    def __init__(self, key: _Key, route: Route, now: float) -> None:
         self.key = key
-        self.route = route
-        self.queue = RouteQueue(BOUNDS)
+        self.route = route.name
+        self.queue = RouteQueue(route.queue)
         self.waiting: dict[Ticket, Waiting] = {}
         """In order of arrival."""
         self.used = now
@@ -153,11 +153,12 @@ class Admission:
         timeouts = first.pool.timeouts
         if exchange.asked_timeouts is not None:
             timeouts = timeouts.asked(exchange.asked_timeouts, first.pool.timeout_limits)
-        deadline = min(exchange.started + min(timeouts.first_byte, timeouts.total), deadline)
         line = self._line(decided, now)
+        within = min(timeouts.first_byte, timeouts.total)
+        deadline = min(exchange.started + within, now + decided.route.queue.wait_s, deadline)
         arrival = Arrival(
             standing.tenant,
-            min(size / BYTES_PER_TOKEN, MOST_TOKENS),
+            min(size / decided.route.bytes_per_token, MOST_TOKENS),
             COMPLETION_TOKENS if answer is None else min(max(answer, 0), MOST_TOKENS),
             standing.priority,
             standing.weight,
@@ -234,7 +235,8 @@ class Admission:
         key = _key(decided)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(key, decided.route.name, now)
+            line = self._lines[key] = Line(key, decided.route, now)
+        line.queue.bounds = decided.route.queue
         return line
 
     def _wait_in(self, line: Line, ticket: Ticket, waiting: Waiting) -> None:

@@ -4,8 +4,9 @@ The arithmetic is pure and elsewhere (`router.admission`). Here its meters are k
 routes with limits, and the shared store is asked for them. A request is decided at once, from what this gateway's
 leases hold; one task renews them in the background, everything that is due in one round trip. Only a request that the
 leases do not cover, as after a pause or near the limit, waits for that task's next round, and so for the store, half a
-second at the very most. When the store does not answer, all meters go on with this gateway's share of the limits,
-nobody waits any more, and once a second the task looks whether it is back.
+second at the very most. What the store gave is handed to those who wait before anybody else may take it. When the store
+does not answer, all meters go on with this gateway's share of the limits, nobody waits any more, and once a second the
+task looks whether it is back.
 
 What a request has reserved hangs on its exchange, which settles it on whichever way out.
 
@@ -17,7 +18,7 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
@@ -26,6 +27,7 @@ from router.admission.limits import (
     Denial,
     Limits,
     Meter,
+    Reservation,
     Short,
     TenantLimits,
     Use,
@@ -33,7 +35,7 @@ from router.admission.limits import (
     rate_limit_headers,
 )
 from router.errors import ApiError
-from router.fleet import FleetView
+from router.fleet import FleetView, Route
 from router.prompt import PromptView
 from router.state.limits import LimitStore
 from router.state.store import REDIS_FAILURES
@@ -58,17 +60,46 @@ _WHAT = {
     "streams": "requests at a time",
 }
 
+SHOWN_S = 0.05
+SHOWN_PART = 1e-3
+"""What `x-ratelimit-*` say is worked out anew after so long, or when a lease holds so much more or less, as a part of
+its limit: for who has many requests a second, most answers say the same as the one before."""
+
 Headers = tuple[tuple[str, str], ...]
+
+
+class _Shown:
+    """The `x-ratelimit-*` of some meters, and as long as what they hold they are true."""
+
+    __slots__ = ("_first", "_held", "_until", "headers")
+
+    def __init__(self, meters: Sequence[Meter], now: float) -> None:
+        self.headers = rate_limit_headers(meters, now)
+        self._first = meters[0]
+        self._until = now + SHOWN_S
+        leases = [lease for meter in meters for _, lease in meter.leases]
+        self._held = [(lease, lease.held, lease.limit * SHOWN_PART) for lease in leases]
+
+    def still(self, first: Meter, now: float) -> bool:
+        """Whether it is so now; `first`: of the meters."""
+        if now >= self._until or first is not self._first:
+            return False
+        for lease, held, much in self._held:  # noqa: SIM110 - a generator costs more than this
+            if not -much < lease.held - held < much:
+                return False
+        return True
 
 
 class NamedMeter(Meter):
     """A meter, whose it is, and the limits it holds."""
 
-    __slots__ = ("limits", "name", "whose")
+    __slots__ = ("limits", "name", "shown", "whose")
 
     def __init__(self, tenant: str, route: str, limits: Limits, now: float) -> None:
         super().__init__(limits, now)
         self.limits = limits
+        self.shown: _Shown | None = None
+        """What was last told of it and of those before it, for a request of which it is the last meter."""
         self.name = f"{tenant}:{route}" if route else tenant
         self.whose = f"tenant {tenant} on {route}" if route else f"tenant {tenant}"
 
@@ -76,7 +107,39 @@ class NamedMeter(Meter):
         """Hold `limits` from now on."""
         if self.limits != limits:
             self.change(limits, now)
+            self.shown = None
         self.limits = limits
+
+
+class _Waiting:
+    """A request that the leases do not cover."""
+
+    __slots__ = ("asks", "decided", "meters", "short", "use")
+
+    def __init__(self, meters: Sequence[NamedMeter], use: Use, short: Short) -> None:
+        self.meters = meters
+        self.use = use
+        self.short = short.meters
+        self.asks = 1
+        """How often the store has been asked for it when it has answered."""
+        self.decided: asyncio.Future[Reservation | Denial] = asyncio.get_running_loop().create_future()
+
+    def settled(self, now: float) -> bool:
+        """Decide it by what the leases hold now; False if the store is to be asked again."""
+        if self.decided.done():  # its client has left
+            return True
+        decided = admit(self.meters, self.use, now, asked_enough=self.asks == MOST_ASKS)
+        if isinstance(decided, Short):
+            self.short = decided.meters
+            self.asks += 1
+            return False
+        self.decided.set_result(decided)
+        return True
+
+    def leave(self) -> None:
+        """Give back what it got in the moment in which its client left, if it did. To be called after the await."""
+        if not self.decided.cancelled() and isinstance(got := self.decided.result(), Reservation):
+            got.release()
 
 
 class Limiter:
@@ -102,44 +165,49 @@ class Limiter:
         self.gateways = 1
         """How many hold limits together, as was last known."""
         self._due: dict[NamedMeter, None] = {}
-        self._waited_for: dict[NamedMeter, Use] = {}
-        """What requests wait for, together."""
+        self._waiting: list[_Waiting] = []
+        """Those the next round asks for, in order of arrival."""
         self._needed = asyncio.Event()
-        self._answered = asyncio.Event()
-        """Set when the next round has been answered, either way."""
 
     def __len__(self) -> int:
         """How many meters there are."""
         return len(self._meters)
 
     async def reserve(
-        self, exchange: Exchange, limits: TenantLimits, prompt: PromptView, body_bytes: int = 0
+        self, exchange: Exchange, limits: TenantLimits, prompt: PromptView, route: Route, body_bytes: int = 0
     ) -> Headers:
-        """Take from `limits` what the request will need on its exchange's route. Of a prompt that was read in part
-        only, `body_bytes` tells how long it may be. Returns the headers that tell what is left; raises a 429 ApiError
+        """Take from `limits` what the request will need on `route`. Of a prompt that was read in part only,
+        `body_bytes` tells how long it may be. Returns the headers that tell what is left; raises a 429 ApiError
         that has them, too."""
         now = self._now()
-        meters = self._meters_of(limits, exchange.route, now)
+        meters = self._meters_of(limits, route.name, now)
         if not meters:
             return ()
-        use = _estimate(prompt, body_bytes, meters)
+        use = _estimate(prompt, route.bytes_per_token, body_bytes, meters)
         decided = admit(meters, use, now)
-        asks = 0
-        while isinstance(decided, Short):
-            asks += 1
-            await self._ask([meter for meter in decided.meters if isinstance(meter, NamedMeter)], use)
+        if isinstance(decided, Short):
+            waiting = _Waiting(meters, use, decided)
+            self._waiting.append(waiting)
+            self._needed.set()
+            try:
+                decided = await waiting.decided
+            except asyncio.CancelledError:
+                waiting.leave()
+                raise
             now = self._now()
-            decided = admit(meters, use, now, asked_enough=asks == MOST_ASKS)
         if isinstance(decided, Denial):
-            self._metrics.limit_refusals.values[exchange.route, decided.of] += 1
+            self._metrics.limit_refusals.values[route.name, decided.of] += 1
             raise _refusal(decided, use, rate_limit_headers(meters, now))
         exchange.reservation = decided
         if self._store is not None and not self._lost:
             for meter in meters:
-                if meter.due(now):
+                if meter.low() and meter.due(now):
                     self._due[meter] = None
                     self._needed.set()
-        return rate_limit_headers(meters, now)
+        last = meters[-1]
+        if last.shown is None or not last.shown.still(meters[0], now):
+            last.shown = _Shown(meters, now)
+        return last.shown.headers
 
     async def run(self) -> None:
         """Keep the leases, until cancelled."""
@@ -154,7 +222,7 @@ class Limiter:
                 if loop.time() >= sweep_at:
                     sweep_at = loop.time() + SWEEP_S * random.uniform(0.75, 1.25)
                     await self._sweep()
-                if self._store is not None and (self._due or self._waited_for):
+                if self._store is not None and (self._due or self._waiting):
                     await self._round(self._store)
             except Exception:  # whatever it is, requests must not wait for ever
                 logger.exception("limits: asking for leases failed")
@@ -197,24 +265,18 @@ class Limiter:
 
     def _make_room(self) -> None:
         for whose, meter in self._meters.items():
-            if not meter.open and meter not in self._waited_for:
+            if not meter.open and not self._is_waited_for(meter):
                 del self._meters[whose]
                 return
 
-    async def _ask(self, meters: list[NamedMeter], use: Use) -> None:
-        """Wait until the store has been asked for what `meters` lack."""
-        for meter in meters:
-            before = self._waited_for.get(meter)
-            self._waited_for[meter] = use if before is None else before + use
-        self._needed.set()
-        await self._answered.wait()
+    def _is_waited_for(self, meter: NamedMeter) -> bool:
+        return any(meter in waiting.short for waiting in self._waiting)
 
     async def _round(self, store: LimitStore) -> None:
         """Ask the store for all that requests wait for, and for some of what is due besides."""
-        answered, self._answered = self._answered, asyncio.Event()
+        waiting, self._waiting = self._waiting, []
         try:
-            wanted: dict[NamedMeter, Use | None] = {**self._waited_for}
-            self._waited_for = {}
+            wanted = _together(waiting)
             while self._due and len(wanted) < BATCH:
                 wanted.setdefault(self._due.popitem()[0], None)
             if self._due:
@@ -238,7 +300,15 @@ class Limiter:
             if lost is not None:
                 self._lose(lost)
         finally:
-            answered.set()
+            self._decide(waiting)
+
+    def _decide(self, waiting: list[_Waiting]) -> None:
+        """Go on with those for whom the store has been asked, before anybody else can take what it gave."""
+        now = self._now()
+        again = [one for one in waiting if not one.settled(now)]
+        if again:
+            self._waiting = again + self._waiting
+            self._needed.set()
 
     async def _sweep(self) -> None:
         """Say that this gateway is there, drop meters that say nothing, and see which are due."""
@@ -268,7 +338,7 @@ class Limiter:
         for whose, meter in tuple(self._meters.items()):
             if meter.alone or meter.due(now):
                 self._due[meter] = None
-            elif meter.quiet and meter not in self._waited_for:
+            elif meter.quiet and not self._is_waited_for(meter):
                 del self._meters[whose]
 
     def _lose(self, reason: str) -> None:
@@ -277,21 +347,34 @@ class Limiter:
             self._lost = True
             logger.warning("limits: %s Each gateway goes on with its share, one of %d.", reason, self.gateways)
             now = self._now()
-            for meter in {*self._meters.values(), *self._waited_for}:
+            for meter in {*self._meters.values(), *_together(self._waiting)}:
                 meter.failed(None, self.gateways, now)
         self._due.clear()
-        self._waited_for.clear()
-        answered, self._answered = self._answered, asyncio.Event()
-        answered.set()
+        waiting, self._waiting = self._waiting, []
+        self._decide(waiting)
 
 
-def _estimate(prompt: PromptView, body_bytes: int, meters: tuple[NamedMeter, ...]) -> Use:
+def _together(waiting: Sequence[_Waiting]) -> dict[NamedMeter, Use | None]:
+    """What requests wait for, of each meter."""
+    wanted: dict[NamedMeter, Use | None] = {}
+    for one in waiting:
+        for meter in one.short:
+            assert isinstance(meter, NamedMeter)
+            before = wanted.get(meter)
+            wanted[meter] = one.use if before is None else before + one.use
+    return wanted
+
+
+def _estimate(prompt: PromptView, bytes_per_token: float, body_bytes: int, meters: tuple[NamedMeter, ...]) -> Use:
     completion = estimate.completion_tokens(prompt)
     if prompt.completion_tokens is None:  # it is a guess of ours: nobody may be refused for that alone
         for meter in meters:
             if (lease := meter.rates.get("completion_tokens")) is not None:
                 completion = min(completion, max(int(lease.limit), 1))
-    return Use(max(estimate.prompt_tokens(prompt), -(-body_bytes // estimate.BYTES_PER_TOKEN)), completion)
+    prompt_tokens = estimate.prompt_tokens(prompt, bytes_per_token)
+    if body_bytes > prompt_tokens * bytes_per_token:
+        prompt_tokens = math.ceil(body_bytes / bytes_per_token)
+    return Use(prompt_tokens, completion)
 
 
 def _refusal(denial: Denial, use: Use, headers: Headers) -> ApiError:

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from router.admission.limits import TenantLimits
+from router.admission.queue import Bounds
 from router.admission.standing import Standing
 from router.errors import ApiError
 from router.merge import MergedFleet
 from router.outlier import Outlier
 from router.spec.documents import EndpointFields
 from router.spec.fleet import PoolSpec, RetentionSpec, TenantSpec
-from router.spec.references import address_fault
+from router.spec.references import ANONYMOUS, address_fault
 from router.spec.units import seconds
 from router.tenants import KeyIndex, index_keys, limits_of, own_salt
 from router.timeouts import Timeouts, timeout_limits
@@ -121,6 +122,9 @@ class Route:
     pools: tuple[tuple[Pool, float], ...]
     fallback: tuple[Pool, ...]
     retention: RetentionSpec | None = None
+    queue: Bounds = field(default_factory=Bounds)
+    bytes_per_token: float = 4.0
+    """About how many bytes of a prompt make a token."""
 
     @property
     def all_pools(self) -> tuple[Pool, ...]:
@@ -145,6 +149,8 @@ class FleetView:
     """Those of its tenant; None if there are none."""
     standing: Standing = field(default_factory=Standing)
     """How its tenant's requests stand among those that wait."""
+    any_key: bool = True
+    """Where nobody needs a key, any is taken: there is no tenant whose it could be."""
     keys: KeyIndex = field(default_factory=KeyIndex)
     tenants: Mapping[str, "FleetView"] = field(default_factory=dict)
     """The fleet as each tenant sees it."""
@@ -185,7 +191,7 @@ def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
         known = tuple((pools[pool], weight) for pool, weight in split if pool in pools)
         fallback = tuple(pools[pool] for pool in spec.fallback if pool in pools)
         if known or fallback:
-            routes[name] = Route(name, known, fallback, spec.retention)
+            routes[name] = Route(name, known, fallback, spec.retention, Bounds.of(spec.queue), spec.bytes_per_token)
     endpoints = {endpoint.id: endpoint for members in by_pool.values() for endpoint in members}
     keys, key_problems = index_keys(merged.tenants)
     problems += key_problems
@@ -202,7 +208,8 @@ def compile_view(merged: MergedFleet, previous: FleetView) -> FleetView:
         )
         for name, tenant in merged.tenants.items()
     }  # fmt: skip
-    return FleetView(pools, routes, endpoints, tuple(problems), keys=keys, tenants=tenants)
+    any_key = merged.tenants.keys() <= {ANONYMOUS}
+    return FleetView(pools, routes, endpoints, tuple(problems), any_key=any_key, keys=keys, tenants=tenants)
 
 
 def _allowed(routes: dict[str, Route], tenant: TenantSpec) -> dict[str, Route]:

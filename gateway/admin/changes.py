@@ -95,7 +95,7 @@ def set_route(name: str, route: RouteSpec, documents: list[Document]) -> Documen
         where = path_text(finding.path)
         text = f"`{where}`: {finding.message}." if where else f"The route {finding.message}."
         raise invalid(text, param=where or "pool", code="invalid_route")
-    spec: dict[str, Any] = {"fallback": route.fallback}
+    spec = {field: msgspec.to_builtins(getattr(route, field)) for field in ("fallback", "queue", "bytes_per_token")}
     if route.pool:
         spec["pool"] = route.pool
     else:

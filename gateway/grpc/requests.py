@@ -73,7 +73,7 @@ class Requests:
         """Take from the limits of its caller what a request will need. Raises ApiError for one that is over them."""
         if prompt.model in view.routes:
             exchange.tenant, exchange.route = view.tenant, prompt.model
-            await self._limiter.reserve(exchange, limits, prompt)
+            await self._limiter.reserve(exchange, limits, prompt, view.routes[prompt.model])
 
     def enter(
         self,

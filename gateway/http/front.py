@@ -142,7 +142,8 @@ class Front:
             exchange.route = prompt.model
             response.headers += (("x-headrace-route", exchange.route),)
             if view.limits is not None:
-                response.headers += await self._limiter.reserve(exchange, view.limits, prompt)
+                route = view.routes[prompt.model]
+                response.headers += await self._limiter.reserve(exchange, view.limits, prompt, route)
         decided = exchange.decide(prompt, view)
         passed = (("x-request-id", request_id), *passed_headers(headers, TRACE_CONTEXT))
         if (asked_timeouts := headers.get(TIMEOUTS_HEADER)) is not None:

@@ -205,9 +205,10 @@ class KServeFront:
         exchange.route = asked.model
         response.headers += (("x-headrace-route", exchange.route),)
         if fleet.limits is not None and asked.operation in GENERATING:
+            route = fleet.route(asked.model)
             cut = len(opening.prompt) >= RAW_PROMPT_KEY_BYTES
             at_most = max(body.length or 0, body.size) if cut else 0
-            response.headers += await self._limiter.reserve(exchange, fleet.limits, prompt, at_most)
+            response.headers += await self._limiter.reserve(exchange, fleet.limits, prompt, route, at_most)
         try:
             decided = _over_http(exchange.decide(prompt, fleet))
         except ApiError:

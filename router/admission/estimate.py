@@ -1,13 +1,15 @@
 """What a request takes, as long as its engine has not said so.
 
 Admission decides before a token is counted, so it goes by bytes: about four make a token of English, whatever the
-tokenizer (token ids, four bytes each, come out exactly). How long the answer will be nobody knows; `max_tokens` is the
-most it can be. What comes of these estimates is put right when the engine reports its usage, so they decide only how
-much a request holds while it is under way.
+tokenizer (token ids, four bytes each, come out exactly), and a route can say otherwise (`bytes_per_token`). How long
+the answer will be nobody knows; `max_tokens` is the most it can be. What comes of these estimates is put right when the
+engine reports its usage, so they decide only how much a request holds while it is under way.
 
 An answer that ends without usage, because its client left or its engine does not report any, is judged by its bytes:
 clients must not be able to use tokens for nothing by leaving just before the end.
 """
+
+import math
 
 from router.admission.limits import Use
 from router.prompt import PromptView
@@ -21,15 +23,16 @@ _MOST_TOKENS = 2**40
 """What is sent as `max_tokens` need not be a number of tokens."""
 
 
-def prompt_tokens(prompt: PromptView) -> int:
+def prompt_tokens(prompt: PromptView, bytes_per_token: float = BYTES_PER_TOKEN) -> int:
     """About how many tokens the prompt has. Images and the like, of which bytes tell nothing, are left out."""
-    parts = prompt.parts
-    if any(need.startswith("messages:") for need in prompt.needs):
-        parts = tuple(part for part in parts if isinstance(part, str))
-    total = 0
+    total, parts = 0, prompt.parts
+    for need in prompt.needs:
+        if need.startswith("messages:"):
+            parts = tuple([part for part in parts if isinstance(part, str)])
+            break
     for part in parts:
         total += len(part) if isinstance(part, bytes) or part.isascii() else len(part.encode())
-    return -(-total // BYTES_PER_TOKEN)
+    return math.ceil(total / bytes_per_token)
 
 
 def completion_tokens(prompt: PromptView) -> int:

@@ -30,6 +30,8 @@ import msgspec
 from router.admission.flows import OVER_SHARE, USAGE_SERVICE_TIMES, PriorityClass, head_room
 from router.admission.heap import Heap
 from router.admission.tickets import PRIORITIES, Arrival, Flow, Reason, Refusal, State, Ticket, token_cost
+from router.spec.fleet import QueueSpec
+from router.spec.units import seconds, share, size_bytes
 
 MAX_PASSED_OVER = 20
 """Requests of higher classes after which a waiting class gets a turn."""
@@ -47,6 +49,12 @@ class Bounds(msgspec.Struct, frozen=True):
     bytes: int = 256 * 1024 * 1024
     tenant_share: float = 0.5
     """The part of both that one tenant may have, in each class."""
+    wait_s: float = math.inf
+    """How long a request waits at most. It is for the caller to make that part of its deadline."""
+
+    @classmethod
+    def of(cls, spec: QueueSpec) -> "Bounds":
+        return cls(spec.size, size_bytes(spec.bytes), share(spec.tenant_share), seconds(spec.timeout))
 
 
 class RouteQueue:

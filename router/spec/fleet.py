@@ -220,6 +220,19 @@ class RetentionSpec(Spec, frozen=True, kw_only=True):
     """After this time the priorities are forgotten; without it, never."""
 
 
+class QueueSpec(Spec, frozen=True, kw_only=True):
+    """How much of a route may wait in a gateway process while every endpoint is full."""
+
+    size: Count = 1024
+    """Requests; with 0 none waits."""
+    bytes: Size = "256MiB"
+    """Of their bodies, as far as they are in memory."""
+    timeout: DurationOrOff = "off"
+    """How long one waits at most; its `first_byte` and `total` timeouts count from its arrival in any case."""
+    tenant_share: Percent = "50%"
+    """The part of `size` and `bytes` that one tenant may have, in each class."""
+
+
 class RouteSpec(Spec, frozen=True, kw_only=True):
     """A public model name. Exactly one of `pool` and `pools`; `fallback` is tried in order when they cannot serve."""
 
@@ -227,6 +240,10 @@ class RouteSpec(Spec, frozen=True, kw_only=True):
     pools: list[WeightedPool] = field(default_factory=list)
     fallback: list[Name] = field(default_factory=list)
     retention: RetentionSpec | None = None
+    queue: QueueSpec = field(default_factory=QueueSpec)
+    bytes_per_token: Annotated[float, Meta(gt=0, le=64)] = 4.0
+    """About how many bytes of a prompt make a token of the model: what a request will cost is guessed by it until the
+    engine says."""
 
 
 class KeySpec(Spec, frozen=True, kw_only=True):
@@ -308,8 +325,9 @@ class AuthSpec(Spec, frozen=True, kw_only=True):
     """Who may call besides the tenants."""
 
     anonymous: Literal["allow", "deny"] = "deny"
-    """What becomes of requests without an API key. Where there are no tenants at all, `allow` lets every key pass, too:
-    clients' libraries insist on sending one."""
+    """What becomes of requests without an API key. With `allow`, the tenant `anonymous`, if there is one, says what
+    they may: its routes, limits, priority and weight. Where there is no other tenant, `allow` lets every key pass,
+    too: clients' libraries insist on sending one."""
     jwt: list[JwtSpec] = field(default_factory=list)
     """Issuers whose tokens are taken, too. Each may name any tenant."""
 

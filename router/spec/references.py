@@ -7,7 +7,7 @@ a warning when it can but probably does not do what its author thinks.
 
 import ipaddress
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from router.spec.fleet import (
@@ -22,10 +22,12 @@ from router.spec.fleet import (
     TenantSpec,
     TimeoutSpec,
 )
-from router.spec.units import host_and_port, seconds
+from router.spec.units import host_and_port, seconds, share
 from router.spec.wording import did_you_mean, pattern_of, text_fault
 
 _SHORTEST_PING_S = 1.0
+ANONYMOUS: Final = "anonymous"
+"""The tenant that says what callers without a key may, where they may call at all."""
 
 Path = tuple[str | int, ...]
 
@@ -224,7 +226,11 @@ def _tenants(fleet: FleetSpec) -> Iterator[Finding]:
             holder = holders.setdefault(key.sha256, name)
             if holder != name:
                 yield Finding((*path, "keys", index, "sha256"), f"this key is tenant {holder}'s already")
-        if not tenant.keys and not fleet.gateway.auth.jwt:
+        if name == ANONYMOUS:
+            if fleet.gateway.auth.anonymous == "deny":
+                message = "has no effect: `gateway.auth.anonymous` denies callers without a key"
+                yield Finding(path, message, warning=True)
+        elif not tenant.keys and not fleet.gateway.auth.jwt:
             yield Finding(path, "no keys: nobody can call as this tenant", warning=True)
     if not fleet.tenants and fleet.gateway.auth.anonymous == "deny":
         message = (
@@ -291,6 +297,8 @@ def route_findings(path: Path, route: RouteSpec, pools: Collection[str]) -> Iter
     hints = route.retention
     if hints is not None and hints.prompt is None and hints.decode is None:
         yield Finding((*path, "retention"), "needs `prompt` or `decode`, priorities from 0 to 100")
+    if share(route.queue.tenant_share) == 0:
+        yield Finding((*path, "queue", "tenant_share"), "must be above 0%: nobody could wait; with `size: 0` none does")
     named: list[tuple[Path, str]] = [((*path, "pool"), route.pool)] if route.pool is not None else []
     named += [((*path, "pools", index, "pool"), part.pool) for index, part in enumerate(route.pools)]
     named += [((*path, "fallback", index), name) for index, name in enumerate(route.fallback)]

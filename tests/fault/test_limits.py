@@ -21,7 +21,7 @@ from gateway.relay.accounting import Account
 from gateway.upstream.base import UpstreamError
 from router.admission.limits import KINDS, Ask, Grant, Kind, Limits, TenantLimits
 from router.errors import ApiError
-from router.fleet import FleetView
+from router.fleet import FleetView, Route
 from router.prompt import read_fields, read_prompt
 from router.retry import RetryBudget
 from router.state.limits import LimitStore
@@ -29,6 +29,7 @@ from tests.lease_store import LeaseStore
 
 PROMPT = read_prompt("chat.completions", read_fields(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'))
 MANY = 10**9
+ROUTE = Route("m", (), ())
 
 
 class NoClient:
@@ -54,6 +55,8 @@ class FaultyStore(LimitStore):
         self.dice = dice
         self.failing = failing
         self.down = False
+        self.takes = 1
+        """Turns of the event loop."""
         self.hangs = asyncio.Event()
         self.hangs.set()
         self.asks: Counter[str] = Counter()
@@ -66,7 +69,8 @@ class FaultyStore(LimitStore):
 
     async def grant(self, asks: Sequence[tuple[str, Ask]]) -> list[Grant | None]:
         await self.hangs.wait()
-        await asyncio.sleep(0)
+        for _ in range(self.takes):
+            await asyncio.sleep(0)
         if self.down or self._falls():
             raise RedisError("before")
         found: list[Grant | None] = []
@@ -116,7 +120,7 @@ class World:
         with Exchange(self.live, NoClient()) as exchange:
             exchange.route = route
             try:
-                await self.limiter.reserve(exchange, self.limits, PROMPT)
+                await self.limiter.reserve(exchange, self.limits, PROMPT, Route(route, (), ()))
             except ApiError as error:
                 exchange.status = error.status
                 return str(error.code)
@@ -256,6 +260,20 @@ async def test_requests_that_come_at_once_wait_for_one_answer() -> None:
     assert world.metrics.limit_refusals.values["m", "requests"] == 40
 
 
+async def test_nobody_is_refused_far_below_the_limit_however_many_come_while_others_wait() -> None:
+    world = World(TenantLimits("t", Limits(requests=MANY, prompt_tokens=MANY, streams=MANY), {}))
+    world.store.takes = 3
+
+    async def client(number: int) -> Counter[str]:
+        for _ in range(number):
+            await asyncio.sleep(0)
+        return Counter([await world.request() for _ in range(3)])
+
+    async with running(world):
+        outcomes = sum(await asyncio.gather(*(client(number) for number in range(100))), Counter[str]())
+    assert outcomes == {"admitted": 300}
+
+
 async def test_a_request_takes_of_its_tenant_and_of_its_route_or_of_neither() -> None:
     world = World(TenantLimits("t", Limits(requests=100), {"m": Limits(requests=2)}))
     async with running(world):
@@ -293,7 +311,7 @@ async def test_there_is_a_most_of_meters_and_those_in_use_stay(monkeypatch: pyte
     async with running(world):
         with Exchange(world.live, NoClient()) as exchange:
             exchange.route = "0"
-            await world.limiter.reserve(exchange, world.limits, PROMPT)
+            await world.limiter.reserve(exchange, world.limits, PROMPT, Route("0", (), ()))
             for route in routes:
                 assert await world.request(route=route) == "admitted"
             assert len(world.limiter) == 10
@@ -306,5 +324,5 @@ async def test_a_prompt_that_alone_is_over_the_limit_is_refused_for_good() -> No
     long = read_prompt("completions", read_fields(b'{"model":"m","prompt":"%b"}' % (b"word" * 101)))
     with Exchange(world.live, NoClient()) as exchange:
         with pytest.raises(ApiError, match="too large: tenant t may have 100 prompt tokens a minute") as caught:
-            await world.limiter.reserve(exchange, world.limits, long)
+            await world.limiter.reserve(exchange, world.limits, long, ROUTE)
     assert (caught.value.status, caught.value.retry_after) == (429, None)

@@ -28,6 +28,10 @@ def test_four_bytes_of_a_prompt_are_a_token() -> None:
     assert prompt_tokens(view("m", Opening(b"word" * 1000), None, 0)) == 1000
 
 
+def test_a_route_may_say_how_many_bytes_make_a_token() -> None:
+    assert prompt_tokens(seen("completions", prompt="word" * 1000), 2.5) == 1600
+
+
 def test_bytes_count_and_not_characters() -> None:
     assert prompt_tokens(seen(messages=said("水" * 1000))) >= 750
 

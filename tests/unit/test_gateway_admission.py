@@ -26,7 +26,7 @@ from router.plan import Plan, plan
 from router.prompt import PromptView
 from router.retry import RetryBudget
 from router.spec.documents import file_documents
-from router.spec.fleet import EndpointSpec, FleetSpec, OverloadSpec, PoolSpec, RouteSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, OverloadSpec, PoolSpec, QueueSpec, RouteSpec
 
 ANYBODY = Standing()
 STOPPING = UpstreamError(Failure.BUSY, "stopping", 503)
@@ -47,8 +47,8 @@ class NoClient:
 class Desk:
     """A gateway's admission in front of a fleet: the routes `m` and `n` share the pool `p`; `n` has `q`, too."""
 
-    def __init__(self, limit: int = 2, endpoints: int = 2) -> None:
-        self.view = fleet(endpoints)
+    def __init__(self, limit: int = 2, endpoints: int = 2, queue: QueueSpec | None = None) -> None:
+        self.view = fleet(endpoints, queue)
         for endpoint in self.view.endpoints.values():
             endpoint.state.phase = "ready"
             endpoint.state.max_in_flight = limit
@@ -119,7 +119,7 @@ class Asked:
         self.exchange.__exit__()
 
 
-def fleet(endpoints: int) -> FleetView:
+def fleet(endpoints: int, queue: QueueSpec | None = None) -> FleetView:
     pools = {
         pool: PoolSpec(
             protocol="openai",
@@ -128,7 +128,7 @@ def fleet(endpoints: int) -> FleetView:
         )
         for pool in ("p", "q")
     }
-    routes = {"m": RouteSpec(pool="p"), "n": RouteSpec(pool="p", fallback=["q"])}
+    routes = {"m": RouteSpec(pool="p", queue=queue or QueueSpec()), "n": RouteSpec(pool="p", fallback=["q"])}
     spec = FleetSpec(fleet="f", pools=pools, routes=routes)
     return compile_view(merge(file_documents(spec, content_hash="h")), FleetView())
 
@@ -148,6 +148,32 @@ async def test_a_request_waits_only_while_every_endpoint_is_full_and_starts_when
     for one in (*first, last):
         one.end()
     assert desk.in_flight == 0
+
+
+async def test_a_route_says_how_much_may_wait_and_other_bounds_hold_for_the_next_request() -> None:
+    desk = Desk(limit=1, endpoints=1, queue=QueueSpec(size=0))
+    running, refused = desk.ask(), desk.ask()
+    assert refused.told == "queue_full"
+    desk.view = fleet(1, QueueSpec(size=2, tenant_share="100%"))
+    desk.view.endpoints["p-0"].state.phase = "ready"
+    desk.view.endpoints["p-0"].state.max_in_flight = 0
+    waiting = [desk.ask(), desk.ask()]
+    assert [one.waits for one in waiting] == [True, True]
+    assert desk.ask().told == "queue_share"
+    assert desk.ask(standing=Standing("other"), size=10**9).told == "queue_too_large"
+    for one in (running, *waiting):
+        one.end()
+
+
+async def test_who_has_waited_as_long_as_the_route_lets_one_wait_is_told() -> None:
+    desk = Desk(limit=1, endpoints=1, queue=QueueSpec(timeout="10ms"))
+    running, waiting = desk.ask(), desk.ask()
+    assert waiting.waiting is not None
+    async with asyncio.timeout(5):
+        await asyncio.wait([waiting.waiting])
+    assert waiting.told == "queue_deadline"
+    running.end()
+    waiting.end()
 
 
 async def test_room_is_kept_for_whoever_was_given_it() -> None:

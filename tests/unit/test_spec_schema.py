@@ -34,6 +34,7 @@ from router.spec.fleet import (
     PoolSpec,
     PriceSpec,
     ProbeSpec,
+    QueueSpec,
     RedisSpec,
     ReplaceSpec,
     RetentionSpec,
@@ -50,7 +51,7 @@ from router.spec.fleet import (
 )
 from router.spec.schema import fleet_schema
 from router.spec.strict import read_fleet
-from router.spec.units import LOG_PATTERN, seconds
+from router.spec.units import LOG_PATTERN, seconds, share
 from router.spec.wording import only_type
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +96,17 @@ def retentions() -> st.SearchStrategy[RetentionSpec]:
     duration = st.none() | durations
     return struct(RetentionSpec, prompt=priorities, decode=st.none() | priorities, duration=duration) | struct(
         RetentionSpec, prompt=st.none(), decode=priorities, duration=duration
+    )
+
+
+def queues() -> st.SearchStrategy[QueueSpec]:
+    some = percents.filter(lambda percent: share(percent) > 0)
+    return struct(
+        QueueSpec,
+        size=st.integers(0, 2**40),
+        bytes=st.sampled_from(["1B", "512KiB", "1GiB"]),
+        timeout=durations_or_off,
+        tenant_share=some,
     )
 
 
@@ -227,7 +239,12 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
         route = draw(
             st.sampled_from([RouteSpec(pool=first, fallback=others), RouteSpec(pools=split), RouteSpec(pool=first)])
         )
-        routes[name] = msgspec.structs.replace(route, retention=draw(st.none() | retentions()))
+        routes[name] = msgspec.structs.replace(
+            route,
+            retention=draw(st.none() | retentions()),
+            queue=draw(queues()),
+            bytes_per_token=draw(st.floats(0.5, 64)),
+        )
     tenants: dict[str, TenantSpec] = {}
     for name in draw(st.lists(names, max_size=2, unique=True)):
         key = struct(

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.access import Access
+from gateway.fleet import LiveFleet
+from gateway.metrics import Metrics
 from router.admission.limits import Limits, TenantLimits
 from router.errors import ApiError
 from router.fleet import FleetView, compile_view
@@ -165,6 +168,30 @@ def test_who_could_call_nothing_is_a_warning(text: str, path: str, words: str) -
 def test_whoever_lets_everybody_in_needs_no_tenants() -> None:
     text = FILE.partition("tenants:")[0] + "gateway: {auth: {anonymous: allow}}\n"
     assert read_fleet(text).warnings == []
+
+
+def test_callers_without_a_key_get_what_the_tenant_anonymous_may_where_they_may_call() -> None:
+    limited = LimitSpec(requests_per_minute=60)
+    live = LiveFleet(Metrics())
+    live.view = view_of(anonymous=TenantSpec(routes=["r"], limits=limited))
+    allowing, denying = (Access(live, None, anonymous=anonymous) for anonymous in (True, False))
+    for headers in ({}, {"x-api-key": "any"}):  # there is nobody whose key it could be
+        seen = allowing.view(allowing.caller(headers))
+        assert (seen.tenant, list(seen.routes)) == ("anonymous", ["r"])
+        assert seen.limits is not None and seen.limits.whole is not None and seen.limits.whole.requests == 60
+        with pytest.raises(ApiError, match=r"needs an API key|not known"):
+            denying.view(denying.caller(headers))
+    live.view = view_of(anonymous=TenantSpec(), other=TenantSpec(keys=[hashed("k")]))
+    assert allowing.view(allowing.caller({})).tenant == "anonymous"
+    assert allowing.view(allowing.caller({"x-api-key": "k"})).tenant == "other"
+    with pytest.raises(ApiError, match="not known"):
+        allowing.view(allowing.caller({"x-api-key": "any"}))
+
+
+def test_a_tenant_anonymous_that_nobody_can_be_is_a_warning() -> None:
+    text = "fleet: f\ntenants: {anonymous: {}}\ngateway: {auth: {anonymous: %s}}\n"
+    said = {one: [w.message for w in read_fleet(text % one).warnings if w.path] for one in ("allow", "deny")}
+    assert said == {"allow": [], "deny": ["has no effect: `gateway.auth.anonymous` denies callers without a key"]}
 
 
 def chat(salt: str | None, tenants_salt: str) -> tuple[object, int]:
