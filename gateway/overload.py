@@ -62,11 +62,12 @@ class OverloadWatch:
     @property
     def keeps_connections(self) -> bool:
         """Whether connections of clients are kept after their answer."""
-        return Measure.STOP_KEEP_ALIVE not in self._overload.taken
+        taken = self._overload.taken  # looked at for emptiness first, because an enumeration's hash is Python
+        return not taken or Measure.STOP_KEEP_ALIVE not in taken
 
     def admit(self) -> None:
         """Raises a 503 ApiError if no new request is taken."""
-        if Measure.REFUSE in self._overload.taken:
+        if self._overload.taken and Measure.REFUSE in self._overload.taken:
             raise refused()
 
     def admit_batch(self) -> None:

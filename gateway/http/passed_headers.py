@@ -10,7 +10,8 @@ TRACE_CONTEXT = ("traceparent", "tracestate")
 
 def authorization(headers: Mapping[str, str]) -> str:
     """A client's own Authorization, empty if there is none that could go on."""
-    return next((value for _, value in passed_headers(headers, (AUTHORIZATION,))), "")
+    value = headers.get(AUTHORIZATION)
+    return value if value is not None and _passes(value) else ""
 
 
 def passed_headers(headers: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -18,5 +19,9 @@ def passed_headers(headers: Mapping[str, str], names: Iterable[str]) -> Iterator
     might end a line of the engine's request."""
     for name in names:
         value = headers.get(name)
-        if value is not None and value.isascii() and value.isprintable():
+        if value is not None and _passes(value):
             yield name, value
+
+
+def _passes(value: str) -> bool:
+    return value.isascii() and value.isprintable()
