@@ -28,6 +28,7 @@ from gateway.file_limit import raise_file_limit
 from gateway.fleet import LiveFleet
 from gateway.grpc.server import GrpcFront
 from gateway.http.client_addresses import ClientAddresses
+from gateway.http.fair_share import FairShare
 from gateway.http.front import Front
 from gateway.http.server import ClientServer
 from gateway.limits import Limiter
@@ -69,6 +70,8 @@ class Inherited:
     """The fleet, as long as Redis says nothing else."""
     workers: int
     """How many there are: they share what an endpoint may have in flight."""
+    share: FairShare
+    """Its of the connections."""
 
 
 class Gateway:
@@ -224,8 +227,8 @@ class Gateway:
         if own is not None:
             self._watches.append(asyncio.create_task(own.follow(), name="certificate"))
         tls = own.context if own is not None else None
-        self._clients = ClientServer(handle, self._overload, self._addresses, tls)
-        bound = self._inherited.http if self._inherited is not None else None
+        bound, share = (self._inherited.http, self._inherited.share) if self._inherited is not None else (None, None)
+        self._clients = ClientServer(handle, self._overload, self._addresses, tls, share)
         await self._clients.start(self._spec.gateway.http, bound)
         if self._spec.gateway.grpc is not None:
             try:

@@ -1,8 +1,8 @@
 """Accepting connections of clients about which something is to be settled before HTTP is spoken.
 
 That is the PROXY protocol's header, TLS, and how many connections an address may have: a loop's own server would shake
-hands first, without a look at the address, and cannot read anything before. Where none of it is asked for, that server
-is used, since it costs less.
+hands first, without a look at the address, and cannot read anything before. Nor does it leave connections to other
+workers (`fair_share`). Where none of it is asked for, that server is used, since it costs less.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from gateway.http.client_addresses import ClientAddresses, Place, peer_address
+from gateway.http.fair_share import FairShare
 from gateway.http.forwarded import normal_address
 from gateway.http.proxy_protocol import ProxyHeaderError, read_source
 from gateway.listening import BACKLOG, not_to_be_had
@@ -19,6 +20,10 @@ from gateway.tls import HANDSHAKE_S
 
 _AT_ONCE = 64
 """Connections accepted before others have their turn."""
+_LEFT_TO_OTHERS_S = 0.002
+"""How long a worker that has more than its share leaves a connection to the others."""
+_LEFT_OVER = 16
+"""How many of those that nobody else has accepted it then accepts at least."""
 _PAUSE_S = 1.0
 """How long none is accepted when the system has no file for it."""
 
@@ -35,15 +40,20 @@ class Acceptor:
         refuses: Callable[[int], bool],
         tls: ssl.SSLContext | None,
         shutdown_s: float,
+        share: FairShare | None,
+        accepted: Callable[[], None],
     ) -> None:
         """`refuses` says of a new file descriptor whether it is one too many. A connection that is closed has
-        `shutdown_s` seconds for what is still to be written."""
+        `shutdown_s` seconds for what is still to be written. A worker has a `share` of what all of them accept.
+        `accepted` is called for every connection."""
         self._make = make
         self._addresses = addresses
         self._refuses = refuses
         self._tls = tls
         self._shutdown_s = shutdown_s
+        self._share = share
         self._loop = asyncio.get_running_loop()
+        self._accepted = accepted
         self._sockets: list[socket.socket] = []
         self._settling: set[asyncio.Task[None]] = set()
         """Each with a deadline."""
@@ -78,8 +88,17 @@ class Acceptor:
         if self._settling:
             await asyncio.wait(self._settling, timeout=patience)
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_AT_ONCE):
+    @property
+    def settling(self) -> int:
+        """How many connections are being settled."""
+        return len(self._settling)
+
+    def _accept(self, listening: socket.socket, least: int = 0) -> None:
+        for accepted in range(_AT_ONCE):
+            if self._share is not None and accepted >= least and self._share.exceeded:
+                self._loop.remove_reader(listening)
+                self._loop.call_later(_LEFT_TO_OTHERS_S, self._take_what_is_left, listening)
+                return
             try:
                 connection, name = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -101,6 +120,12 @@ class Acceptor:
             task = self._loop.create_task(self._settle(connection, peer, place))
             self._settling.add(task)
             task.add_done_callback(self._settling.discard)
+            self._accepted()
+
+    def _take_what_is_left(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+            self._accept(listening, _LEFT_OVER)
 
     def _resume(self, listening: socket.socket) -> None:
         if listening in self._sockets:

@@ -12,6 +12,7 @@ from gateway.http.accepting import Acceptor
 from gateway.http.client_addresses import ClientAddresses
 from gateway.http.client_response import ClientResponse
 from gateway.http.connection import TAIL_S, ClientConnection, Request
+from gateway.http.fair_share import FairShare
 from gateway.listening import bind, listen
 from gateway.overload import OverloadWatch
 
@@ -32,12 +33,14 @@ class ClientServer:
         overload: OverloadWatch,
         addresses: ClientAddresses,
         tls: ssl.SSLContext | None = None,
+        share: FairShare | None = None,
     ) -> None:
-        """With `tls`, connections are encrypted."""
+        """With `tls`, connections are encrypted. A worker has a `share` of what all of them accept."""
         self.handle = handle
         self.overload = overload
         self.addresses = addresses
         self._tls = tls
+        self._share = share
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
         self.connections: set[ClientConnection] = set()
@@ -53,12 +56,12 @@ class ClientServer:
     async def start(self, address: str, bound: Sequence[socket.socket] | None = None) -> None:
         """Serve on `address`, or on the sockets that are `bound` to it already. Raises ListenError."""
         self._checking = asyncio.create_task(self._check(), name="client connections")
-        if self._tls is None and not self.addresses.judges_connections:
+        if self._tls is None and not self.addresses.judges_connections and self._share is None:
             self._listening = await listen(lambda: ClientConnection(self), "http", address, bound)
             return
         acceptor = Acceptor(
             lambda client, place: ClientConnection(self, client, place),
-            *(self.addresses, self.files.refuses, self._tls, TAIL_S),
+            *(self.addresses, self.files.refuses, self._tls, TAIL_S, self._share, self._tell_share),
         )
         self._listening = [acceptor]
         acceptor.listen("http", address, bind("http", address) if bound is None else bound)
@@ -97,8 +100,14 @@ class ClientServer:
     def lost(self, connection: ClientConnection) -> None:
         """A connection has ended."""
         self.connections.discard(connection)
+        self._tell_share()
         if self._empty is not None and not self.connections and not self._empty.done():
             self._empty.set_result(None)
+
+    def _tell_share(self) -> None:
+        if self._share is not None:
+            settling = sum(one.settling for one in self._listening if isinstance(one, Acceptor))
+            self._share.has(len(self.connections) + settling)
 
     def _accept_no_more(self) -> None:
         for listening in self._listening:

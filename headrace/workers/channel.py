@@ -45,6 +45,10 @@ class Start(Struct, tag=True, frozen=True, kw_only=True):
     """File descriptors of the sockets bound to `gateway.http`."""
     workers: int
     """How many there are."""
+    counts: int
+    """The file descriptor of the memory in which they count their connections (`gateway.http.fair_share`)."""
+    place: int
+    """The worker's there."""
     log_level: LogLevel
     log_format: LogFormat
     log_levels: dict[str, LogLevel]

@@ -6,6 +6,7 @@ takes no new connections, finishes what it has, and ends. So there are workers t
 """
 
 import asyncio
+import os
 from collections.abc import Iterable
 
 from headrace.workers.slot import Slot
@@ -16,8 +17,10 @@ _BETWEEN_STOPS_S = 0.5
 class Generation:
     """Workers' places, each kept by a task of its own."""
 
-    def __init__(self, slots: Iterable[Slot]) -> None:
+    def __init__(self, slots: Iterable[Slot], counts: int) -> None:
+        """`counts` is the descriptor of the memory that they share."""
         self.slots = tuple(slots)
+        self._counts = counts
         self.keepers = [asyncio.create_task(slot.keep(), name=f"worker {slot.number}") for slot in self.slots]
         self._told_to_stop: set[int] = set()
 
@@ -60,6 +63,10 @@ class Generation:
         if slot.number not in self._told_to_stop:  # one that is told twice cuts its streams
             self._told_to_stop.add(slot.number)
             slot.stop()
+
+    def ended(self) -> None:
+        """None of them is any more."""
+        os.close(self._counts)
 
     def cut(self) -> None:
         """Have workers that drain wait for streams no longer."""

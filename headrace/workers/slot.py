@@ -170,7 +170,7 @@ class Slot:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-P", "-m", "headrace.workers", str(theirs.fileno())),
                     stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), *start.http),
+                    pass_fds=(theirs.fileno(), start.counts, *start.http),
                     start_new_session=True,
                 )
             return await self._stay_with(process, channel, start)

@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admin.server import AdminServer
 from gateway.admin.view import Lifecycle, Workers
+from gateway.http.fair_share import shared_memory
 from gateway.listening import ListenError, bind, free_port, not_to_be_had
 from gateway.live_requests import RequestFilter, RequestList, merged
 from gateway.log_levels import LogLevel, LogLevels
@@ -187,20 +188,27 @@ class Supervisor:
         """Workers that serve `spec`, and `documents` until their generation is in force: then what all follow."""
         served = structs.replace(spec, gateway=structs.replace(spec.gateway, grpc=self._grpc), pools={}, routes={})
 
-        def start(number: int) -> Start:
+        counts = shared_memory(self._count)
+
+        def start(number: int, place: int) -> Start:
             return Start(
                 number=number,
                 spec=served,
                 documents=msgspec.json.encode(self.state.documents if self._in_force is new else documents),
                 http=[one.fileno() for one in self._http],
                 workers=self._count,
+                counts=counts,
+                place=place,
                 log_level=self._settings.log_level,
                 log_format=self._settings.log_format,
                 log_levels=self.log_levels.changed,
             )
 
         numbers = itertools.islice(self._numbers, self._count)
-        new = Generation(Slot(number, partial(start, number), self._worker_ended) for number in numbers)
+        new = Generation(
+            (Slot(number, partial(start, number, place), self._worker_ended) for place, number in enumerate(numbers)),
+            counts,
+        )
         self._generations.append(new)
         return new
 
@@ -217,6 +225,7 @@ class Supervisor:
         await asyncio.wait(generation.keepers)
         await asyncio.gather(*generation.keepers, return_exceptions=True)  # what they raise is known
         self._generations.remove(generation)
+        generation.ended()
         self._former_restarts += sum(slot.restarts for slot in generation.slots)
         self._totals.followed(knew, self._view)  # what has left since, it may have counted to its end
 
@@ -246,6 +255,8 @@ class Supervisor:
         for task in self._retiring:
             task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
+        for generation in self._generations:
+            generation.ended()
         await self._admin.stop()
         await self.state.stop()
 

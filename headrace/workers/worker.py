@@ -14,6 +14,7 @@ import msgspec
 import uvloop
 
 from gateway.app import Gateway, Inherited
+from gateway.http.fair_share import FairShare
 from gateway.listening import ListenError
 from headrace.logs import configure_logging
 from headrace.serving import Stop, serve
@@ -60,6 +61,7 @@ async def _work(end: socket.socket) -> int:
         [_inherited(one) for one in start.http],
         msgspec.json.decode(start.documents, type=list[Document]),
         start.workers,
+        FairShare(start.counts, start.place, start.workers),
     )
     gateway = Gateway(start.spec, "", None, inherited)
     for name, level in start.log_levels.items():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from gateway.http.fair_share import shared_memory
 from gateway.listening import bind
 from headrace.workers import slot
 from headrace.workers.channel import Start
@@ -113,6 +115,8 @@ async def kept_slot(engine: ScriptedEngine) -> AsyncIterator[slot.Slot]:
     """A worker's place in this process, where the worker serves."""
     with contextlib.ExitStack() as sockets:
         http = [sockets.enter_context(one).fileno() for one in bind("http", "127.0.0.1:0")]
+        counts = shared_memory(1)
+        sockets.callback(os.close, counts)
         spec = one_pool(engine.endpoint())
         start = Start(
             workers=1,
@@ -120,6 +124,8 @@ async def kept_slot(engine: ScriptedEngine) -> AsyncIterator[slot.Slot]:
             spec=spec,
             documents=msgspec.json.encode(file_documents(spec, content_hash="h")),
             http=http,
+            counts=counts,
+            place=0,
             log_level="error",
             log_format="text",
             log_levels={},
