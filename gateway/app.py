@@ -132,9 +132,10 @@ class Gateway:
             self._metrics,
             self._overload,
             self._limiter,
+            self._addresses,
             self._admission,
             lambda: self.lifecycle == "serving",
-            exposes_routing=spec.gateway.expose_routing,
+            spec.gateway,
         )
         self._admin = AdminServer(self, admin_token, spec.gateway) if inherited is None else None
         self._clients: ClientServer | None = None

@@ -82,7 +82,8 @@ class Metrics(Collector):
         )
         self.clients_refused = Counters(
             "headrace_clients_refused",
-            "Connections and requests of HTTP clients refused for how they begin or how many their address has.",
+            "Connections, requests and gRPC calls of clients refused before anything was known of the request, for how"
+            " they begin or how many there are.",
             ("reason",),
         )
         self.jwt_checks = Counters(

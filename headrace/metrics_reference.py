@@ -10,6 +10,8 @@ from typing import get_args
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
+from gateway.http.client_addresses import Refusal
+from gateway.http.front import MODELS, OTHER
 from gateway.kserve import API as KSERVE
 from gateway.metrics import CLIENT_GONE, FINISH_REASONS, UNKNOWN_ROUTE, FleetCollector, Metrics
 from gateway.oidc.callers import Outcome
@@ -22,7 +24,7 @@ from router.overload import Measure
 from router.plan import Reason
 from router.prompt import Api
 
-_APIS = (*get_args(Api), KSERVE)
+_APIS = (*get_args(Api), KSERVE, MODELS, OTHER)
 _LABELS: dict[str, str | tuple[str, ...]] = {
     "api": tuple(dict.fromkeys(_APIS)),
     "route": f"a route of the fleet, or `{UNKNOWN_ROUTE}` for a request that names none of them",
@@ -35,7 +37,7 @@ _LABELS: dict[str, str | tuple[str, ...]] = {
     "outcome": ("exported", "failed", "dropped"),
     "issuer": "the URL of an issuer in `gateway.auth.jwt`",
     "headrace_attempts.reason": get_args(Reason),
-    "headrace_clients_refused.reason": ("connections", "requests", "proxy_header", "tls_handshake"),
+    "headrace_clients_refused.reason": get_args(Refusal),
     "headrace_finished.reason": (*sorted(FINISH_REASONS), "other"),
     "headrace_jwks_fetches.outcome": ("ok", "failed"),
     "headrace_jwt_checks.outcome": get_args(Outcome),

@@ -129,6 +129,7 @@ async def running_gateway(
         grpc=f"127.0.0.1:{grpc_port}" if grpc_port is not None else None,
         admin=f"127.0.0.1:{admin_port}",
         body_limit=spec.gateway.body_limit,
+        message_limit=spec.gateway.message_limit,
         expose_routing=spec.gateway.expose_routing,
         access_log=spec.gateway.access_log,
         tracing=spec.gateway.tracing,

@@ -9,12 +9,12 @@ names it: as the answer's model.
 """
 
 from typing import Any
-from urllib.parse import unquote
 
 from gateway.access import KEY_HEADERS, Access
 from gateway.admission import POSITION_HEADER
 from gateway.credentials import AUTHORIZATION
 from gateway.exchange import Origin
+from gateway.http.client_addresses import rpc_address
 from gateway.oidc.callers import Caller, Pending
 from gateway.request_ids import is_request_id, new_request_id
 from gateway.upstream.base import Headers, UpstreamError
@@ -95,7 +95,7 @@ class ClientMetadata:
 
     def origin(self) -> Origin:
         """Where the request came from; see `gateway.exchange.Client`."""
-        return Origin("grpc", f"/{SERVICE}/{self.method}", self.request_id, _address(self.context.peer()))
+        return Origin("grpc", f"/{SERVICE}/{self.method}", self.request_id, rpc_address(self.context.peer()))
 
     def refuse(self, _: UpstreamError) -> None:
         """A request's message has come before anything is done about it."""
@@ -111,8 +111,3 @@ class ClientMetadata:
             return self._echoed
         placed = (*self._echoed, ("x-headrace-endpoint", endpoint))
         return (*placed, (POSITION_HEADER, str(position))) if position else placed
-
-
-def _address(peer: str) -> str:
-    """The address in what gRPC calls a peer: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000`."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")

@@ -8,11 +8,16 @@ of them shares with the client, is refused with the reason.
 gRPC opens its port with SO_REUSEPORT if it is let, and would then share it in silence with whoever has it; it is let
 only where workers share the port on purpose. Whether it is free is asked with a plain bind before, for a reason that
 people can read: here, or of all workers once by their supervisor.
+
+What a client may take is for the library to hold where it is about connections, metadata and messages (`_options`). It
+also breaks off streams beyond a number, but so that clients take it for a failure of the connection: so calls are
+counted here, if that is asked for, and refused in words; the library's number is a wall behind that.
 """
 
 import errno
 import logging
 import os
+import resource
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
@@ -28,7 +33,9 @@ from gateway.grpc.requests import Requests
 from gateway.grpc.statuses import status_of
 from gateway.grpc.stream import Streams
 from gateway.grpc.unary import QUERIES, Unary
+from gateway.http.client_addresses import ClientAddresses
 from gateway.http.client_response import NOBODY
+from gateway.http.request_head import HEAD_LIMIT
 from gateway.kserve import BODY_LIMIT, EXTENSIONS, any_servable, repository_index
 from gateway.limits import Limiter
 from gateway.listening import free_port
@@ -38,13 +45,19 @@ from gateway.tls import HANDSHAKE_S, Certificate, Pem
 from gateway.upstream.triton.raw import SERVICE
 from router.errors import ApiError
 from router.fleet import FleetView
-from router.spec.units import host_and_port
+from router.spec.fleet import GatewaySpec
+from router.spec.units import host_and_port, size_bytes
 
 logger = logging.getLogger(__name__)
 
+_WALL = 4096
+"""Calls that the library takes on a connection: no less than twice the cap, and not few, since a proxy's connection has
+no cap."""
 _OPTIONS = (
     ("grpc.max_send_message_length", BODY_LIMIT),
-    ("grpc.max_receive_message_length", BODY_LIMIT),
+    # Without the first a part of the calls with metadata between the two would be refused, by the throw of a die.
+    ("grpc.max_metadata_size", HEAD_LIMIT),
+    ("grpc.absolute_max_metadata_size", HEAD_LIMIT),
     # Find clients that vanished without a word.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -84,32 +97,36 @@ class GrpcFront:
         metrics: Metrics,
         overload: OverloadWatch,
         limiter: Limiter,
+        addresses: ClientAddresses,
         admission: Admission,
         serving: Callable[[], bool],
-        *,
-        exposes_routing: bool,
+        spec: GatewaySpec,
     ) -> None:
         """`serving` says whether the gateway takes requests: it does not while it drains."""
+        self._spec = spec
+        self._addresses = addresses
         self._fleet = fleet
         self._serving = serving
         self._server: Any = None
         self._requests = requests = Requests(
-            fleet, access, live, metrics, overload, limiter, admission, exposes_routing=exposes_routing
+            fleet, access, live, metrics, overload, limiter, admission, exposes_routing=spec.expose_routing
         )
         unary = Unary(requests)
         bytes_in = grpc.unary_unary_rpc_method_handler
-        own = {
-            "ServerLive": self._live,
-            "ServerReady": self._ready,
+        health = {"ServerLive": self._live, "ServerReady": self._ready}
+        counted = {
             "ServerMetadata": self._admitting(self._metadata),
             "RepositoryIndex": self._admitting(self._index),
             "ModelInfer": unary.infer,
             **{query.method: unary.query(query) for query in QUERIES},
             **{method: _refusing(reason) for method, reason in _UNIMPLEMENTED.items()},
         }
-        self._handlers = {f"/{SERVICE}/{method}": bytes_in(handler) for method, handler in own.items()}
-        streams = Streams(requests, serving)
-        self._handlers[f"/{SERVICE}/ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(streams.infer)
+        counted = {method: self._counted(handler) for method, handler in counted.items()}
+        infer_stream = self._counted(Streams(requests, serving).infer)
+        self._handlers = {
+            f"/{SERVICE}/{method}": bytes_in(handler) for method, handler in {**health, **counted}.items()
+        }
+        self._handlers[f"/{SERVICE}/ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(infer_stream)
         self._handlers[f"/{_HEALTH}/Check"] = bytes_in(self._check)
 
     async def start(self, address: str, certificate: Certificate | None = None, *, shared: bool) -> None:
@@ -118,7 +135,7 @@ class GrpcFront:
         host, port = host_and_port(address)
         if not shared:
             free_port(address)
-        self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.so_reuseport", int(shared))))
+        self._server = grpc.aio.server(options=(*_options(self._spec), ("grpc.so_reuseport", int(shared))))
         self._server.add_generic_rpc_handlers((_Table(self._handlers),))
         target = f"[{host}]:{port}" if host and ":" in host else f"{host or '[::]'}:{port}"
         try:
@@ -137,6 +154,25 @@ class GrpcFront:
         """Take no new calls, wait `grace` seconds for those there are, then cancel them."""
         if self._server is not None:
             await self._server.stop(grace)
+
+    def _counted(self, handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """`handler` for calls that are counted by connection and address, where there is a cap."""
+        if not self._addresses.caps_streams:
+            return handler
+
+        async def call(message: Any, context: Any) -> Any:
+            try:
+                places = self._addresses.called(context.peer(), dict(context.invocation_metadata() or ()))
+            except ApiError as error:
+                refused = status_of(error)
+                await context.abort(refused.code, refused.details)
+            try:
+                return await handler(message, context)
+            finally:
+                for place in places:
+                    place.leave()
+
+        return call
 
     def _admitting(
         self, handler: Callable[[bytes, Any, FleetView], Awaitable[bytes]]
@@ -180,6 +216,18 @@ class GrpcFront:
 
     async def _check(self, _: bytes, __: Any) -> bytes:
         return _SERVING if self._serving() else _NOT_SERVING
+
+
+def _options(spec: GatewaySpec) -> tuple[tuple[str, int], ...]:
+    """What the library holds clients to."""
+    clients = spec.clients
+    connections = clients.grpc_connections or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+    return (
+        *_OPTIONS,
+        ("grpc.max_receive_message_length", min(size_bytes(spec.message_limit), BODY_LIMIT)),
+        ("grpc.max_allowed_incoming_connections", min(connections, 2**31 - 1)),
+        ("grpc.max_concurrent_streams", min(max(_WALL, 2 * (clients.streams_per_connection or 0)), 2**31 - 1)),
+    )
 
 
 def _credentials(certificate: Certificate) -> Any:

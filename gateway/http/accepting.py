@@ -112,7 +112,10 @@ class Acceptor:
             peer = peer_address(name)
             expects_header = self._addresses.proxy_protocol != "off" and self._addresses.trusts(peer)
             place = None if expects_header else self._addresses.connected(peer)
-            if self._refuses(connection.fileno()) or (place is None and not expects_header):
+            out_of_files = self._refuses(connection.fileno())
+            if out_of_files or (place is None and not expects_header):
+                if out_of_files:
+                    self._addresses.refused("files")
                 connection.close()
                 if place is not None:
                     place.leave()
@@ -151,7 +154,7 @@ class Acceptor:
             await self._hand_over(connection, address, place)
         except OSError:
             place.leave()
-            self._addresses.shook_no_hands()
+            self._addresses.refused("tls_handshake")
         except BaseException:
             place.leave()
             raise

@@ -3,12 +3,17 @@
 An address is counted as long as it has something, so the tables are no larger than there are connections or requests.
 IPv6 addresses count by their /64, the least that anybody gets. Trusted proxies are not counted: their address is
 everybody's.
+
+gRPC's connections are accepted by its library, which tells of none before its first call. So what is counted of them
+here is calls, by the connection and by the address that they come from.
 """
 
 import functools
 import ipaddress
 import logging
 from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import unquote
 
 from gateway.http.forwarded import client_of, normal_address
 from gateway.metrics import Metrics
@@ -18,6 +23,13 @@ from router.spec.fleet import ClientsSpec
 
 _RETRY_AFTER_S = 1
 _HINT = "if that is a proxy or load balancer, name it in gateway.clients.trusted_proxies"
+
+Refusal = Literal[
+    "connections", "requests", "connection_streams", "peer_streams", "files", "overload", "proxy_header",
+    "tls_handshake", "bad_head", "head_too_large", "head_timeout",
+]  # fmt: skip
+"""Why a client was refused before its request was known, or for what its address or connection has already."""
+_OF_HEADS: Mapping[int, Refusal] = {408: "head_timeout", 431: "head_too_large"}
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +46,19 @@ class ClientAddresses:
         self._requests = _Cap(spec.requests_per_address)
         self.caps_requests = spec.requests_per_address is not None
         """Whether there is anything to ask `asked` about."""
+        self._connection_streams = _Cap(spec.streams_per_connection)
+        self._peer_streams = _Cap(spec.streams_per_peer)
+        self.caps_streams = spec.streams_per_connection is not None or spec.streams_per_peer is not None
+        """Whether there is anything to ask `called` about."""
         self._too_many = Seldom(
             logger, f"closed %d new connections of addresses that have too many, the last of %s; {_HINT}"
         )
         self._too_busy = Seldom(
             logger, f"refused %d requests of addresses that have too many open, the last of %s; {_HINT}"
+        )
+        self._too_many_streams = Seldom(
+            logger,
+            f"refused %d gRPC calls of connections or addresses that have too many open, the last of %s; {_HINT}",
         )
         self._no_header = Seldom(
             logger, "closed %d connections of trusted proxies that began with no good PROXY header, the last of %s: %s"
@@ -67,9 +87,9 @@ class ClientAddresses:
         """A place for a new connection; None if the address has too many."""
         if self.trusts(address):
             return _NO_PLACE
-        place = self._connections.place(address)
+        place = self._connections.place(_counted_as(address))
         if place is None:
-            self._refusals.values["connections",] += 1
+            self.refused("connections")
             self._too_many.happened(address)
         return place
 
@@ -77,39 +97,67 @@ class ClientAddresses:
         """A place for a new request. Raises a 429 ApiError if the address has too many."""
         if self.trusts(address):
             return _NO_PLACE
-        place = self._requests.place(address)
+        place = self._requests.place(_counted_as(address))
         if place is None:
-            self._refusals.values["requests",] += 1
+            self.refused("requests")
             self._too_busy.happened(address)
             message = "Your address has too many requests open. Wait for one to finish."
             raise ApiError(429, message, type="rate_limit_error", code="too_many_requests", retry_after=_RETRY_AFTER_S)
         return place
 
+    def called(self, peer: str, metadata: Mapping[str, str]) -> "tuple[Place, Place]":
+        """Places for a new gRPC call from `peer`, as gRPC names connections. Raises a 429 ApiError if its connection
+        or its address has too many."""
+        origin = rpc_address(peer)
+        if self.trusts(origin):
+            on_connection = _NO_PLACE
+            if self.trusts(address := self.client(origin, metadata)):
+                return _NO_PLACE, _NO_PLACE
+        else:
+            address = origin
+            if (found := self._connection_streams.place(peer)) is None:
+                raise self._refused_stream("connection_streams", origin, "This connection")
+            on_connection = found
+        if (place := self._peer_streams.place(_counted_as(address))) is None:
+            on_connection.leave()
+            raise self._refused_stream("peer_streams", address, "Your address")
+        return on_connection, place
+
+    def _refused_stream(self, reason: Refusal, address: str, who: str) -> ApiError:
+        self.refused(reason)
+        self._too_many_streams.happened(address)
+        message = f"{who} has too many calls open. Wait for one to finish."
+        return ApiError(429, message, type="rate_limit_error", code="too_many_requests")
+
     def spoke_no_proxy_protocol(self, peer: str, why: str) -> None:
         """Count a connection of a trusted proxy without the header that it has to begin with."""
-        self._refusals.values["proxy_header",] += 1
+        self.refused("proxy_header")
         self._no_header.happened(peer, why)
 
-    def shook_no_hands(self) -> None:
-        """Count a connection on which TLS did not come about."""
-        self._refusals.values["tls_handshake",] += 1
+    def refused_head(self, status: int) -> None:
+        """Count a request whose head was refused with `status`."""
+        self.refused(_OF_HEADS.get(status, "bad_head"))
+
+    def refused(self, reason: Refusal) -> None:
+        """Count a client that was refused."""
+        self._refusals.values[reason,] += 1
 
 
 class Place:
-    """One connection or request of an address. `leave` it once or more often."""
+    """One connection, request or call of whoever is counted. `leave` it once or more often."""
 
-    __slots__ = ("_address", "_held")
+    __slots__ = ("_held", "_whose")
 
-    def __init__(self, held: dict[str, int], address: str) -> None:
+    def __init__(self, held: dict[str, int], whose: str) -> None:
         self._held: dict[str, int] | None = held
-        self._address = address
+        self._whose = whose
 
     def leave(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            left = held.pop(self._address) - 1
+            left = held.pop(self._whose) - 1
             if left:
-                held[self._address] = left
+                held[self._whose] = left
 
 
 _NO_PLACE = Place({}, "")
@@ -117,21 +165,20 @@ _NO_PLACE._held = None
 
 
 class _Cap:
-    """How much each address may have at a time."""
+    """How much each one who is counted may have at a time."""
 
     def __init__(self, most: int | None) -> None:
         self.most = most
         self._held: dict[str, int] = {}
 
-    def place(self, address: str) -> Place | None:
+    def place(self, whose: str) -> Place | None:
         if self.most is None:
             return _NO_PLACE
-        address = _counted_as(address)
-        count = self._held.get(address, 0)
+        count = self._held.get(whose, 0)
         if count >= self.most:
             return None
-        self._held[address] = count + 1
-        return Place(self._held, address)
+        self._held[whose] = count + 1
+        return Place(self._held, whose)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -142,3 +189,9 @@ def _counted_as(address: str) -> str:
 def peer_address(name: tuple[str, int] | tuple[str, int, int, int] | None) -> str:
     """The address of a socket's other end, by its name; empty for one that has gone."""
     return normal_address(name[0].partition("%")[0]) or "" if name else ""
+
+
+def rpc_address(peer: str) -> str:
+    """The address in what gRPC calls a peer: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000`."""
+    address = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+    return normal_address(address.partition("%")[0]) or ""

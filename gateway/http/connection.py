@@ -46,6 +46,9 @@ KEEP_ALIVE_S = 75.0
 """How long an idle connection is kept."""
 HEAD_S = 60.0
 """How long a client may take for a request's head, from the connection's beginning or the head's first byte."""
+FIRST_REQUEST_S = 1.0
+"""How long a connection waits for its first request when idle ones are closed: one that has just been made has hardly
+been made for nothing, and its client would not try again."""
 TAIL_S = 60.0
 """How long a client may take for what is still queued when its answer is complete."""
 LINGER_S = 5.0
@@ -130,6 +133,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         connection = self.transport.get_extra_info("socket")
         if self._server.files.refuses(connection.fileno()):
+            self._server.addresses.refused("files")
             self._stage = _CLOSE
             self.transport.abort()
             return
@@ -249,6 +253,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, error: BadHeadError) -> None:
         """Answer what cannot be read, and end the connection."""
         self._head = b""
+        self._server.addresses.refused_head(error.status)
         told = ApiError(error.status, str(error), code=error.code)
         headers = (("x-request-id", new_request_id()), ("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY))
         response = ClientResponse(self, None, headers, exposes_routing=True)
@@ -358,5 +363,12 @@ class ClientConnection(asyncio.Protocol):
         elif self._head:
             if waited > HEAD_S:
                 self._refuse(BadHeadError(408, "The request's head did not arrive in time.", "request_timeout"))
-        elif waited > (KEEP_ALIVE_S if self._used else HEAD_S) or not self._server.overload.keeps_connections:
-            self.close_if_idle()
+        elif self._used:
+            if waited > KEEP_ALIVE_S or not self._server.overload.keeps_connections:
+                self.close_if_idle()
+        elif waited > HEAD_S:
+            self._server.addresses.refused("head_timeout")
+            self.close_if_idle(now)
+        elif waited > FIRST_REQUEST_S and not self._server.overload.keeps_connections:
+            self._server.addresses.refused("overload")
+            self.close_if_idle(now)

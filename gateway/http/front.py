@@ -28,7 +28,7 @@ from gateway.http.placement import placement
 from gateway.http.request_head import RequestHead
 from gateway.kserve import API as KSERVE
 from gateway.limits import Limiter
-from gateway.metrics import Metrics
+from gateway.metrics import UNKNOWN_ROUTE, Metrics
 from gateway.oidc.callers import Caller, Pending
 from gateway.overload import OverloadWatch
 from gateway.relay.accounting import Account
@@ -45,6 +45,9 @@ _APIS: dict[str, Api] = {
     "/v1/completions": "completions",
     "/v1/embeddings": "embeddings",
 }
+MODELS = "models"
+OTHER = "other"
+"""What requests are counted under that no engine answers: for `/v1/models`, and for what is nowhere."""
 _JSON = ("Content-Type", "application/json")
 
 
@@ -102,18 +105,26 @@ class Front:
             shape = kserve_body if kserve else error_body
             with Answering(self._live, self._metrics, KSERVE if kserve else api, request, request_id, response, shape):
                 raise error
+            if api is None and not kserve:
+                self._count(MODELS if _is_models(path) else OTHER, response)
             return response
         if api is not None:
             if _allows("POST", head, response):
                 await self._generate(api, request, request_id, caller, response)
-        elif path == "/v1/models" or path.startswith("/v1/models/"):
+        elif _is_models(path):
             if _allows("GET", head, response):
                 self._models(path, self._access.view(caller), response)
+            self._count(MODELS, response)
         elif kserve:
             await self._kserve.handle(request, request_id, caller, response)
         else:
             refuse(response, ApiError(404, f"There is no {path[:200]!r} here.", code="unknown_url"), error_body)
+            self._count(OTHER, response)
         return response
+
+    def _count(self, api: str, response: ClientResponse) -> None:
+        """Count a request that was no engine's business."""
+        self._metrics.requests.values[api, UNKNOWN_ROUTE, response.status] += 1
 
     async def _generate(
         self, api: Api, request: Request, request_id: str, caller: Caller, response: ClientResponse
@@ -200,6 +211,10 @@ class Front:
                 entry |= next((model for model in known if model.get("id") == pool.spec.model), known[0])
                 break
         return entry | {"id": route.name}
+
+
+def _is_models(path: str) -> bool:
+    return path == "/v1/models" or path.startswith("/v1/models/")
 
 
 def _ping(exchange: Exchange, response: ClientResponse) -> None:

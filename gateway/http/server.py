@@ -11,15 +11,12 @@ from gateway.file_limit import ClientFiles
 from gateway.http.accepting import Acceptor
 from gateway.http.client_addresses import ClientAddresses
 from gateway.http.client_response import ClientResponse
-from gateway.http.connection import TAIL_S, ClientConnection, Request
+from gateway.http.connection import FIRST_REQUEST_S, TAIL_S, ClientConnection, Request
 from gateway.http.fair_share import FairShare
 from gateway.listening import bind, listen
 from gateway.overload import OverloadWatch
 
 _CHECK_EVERY_S = 1.0
-_FIRST_REQUEST_S = 1.0
-"""How long a stopping server waits for the first request of a connection: one that has just been accepted has hardly
-been made for nothing, and its client would not try again."""
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +112,7 @@ class ClientServer:
 
     def _close_idle(self) -> None:
         """Close what nobody is being answered on, unless it is so new that its first request may be on its way."""
-        unused_since = self.time() - _FIRST_REQUEST_S
+        unused_since = self.time() - FIRST_REQUEST_S
         for connection in tuple(self.connections):
             connection.close_if_idle(unused_since)
 

@@ -377,18 +377,27 @@ class AdminTlsSpec(TlsSpec, frozen=True, kw_only=True):
 
 
 class ClientsSpec(Spec, frozen=True, kw_only=True):
-    """What clients at one address may take of a gateway process over HTTP, and how that address is known. IPv6
-    addresses count by their /64."""
+    """What clients at one address may take of a gateway process, and how that address is known. IPv6 addresses count by
+    their /64."""
 
     connections_per_address: PositiveInt | None = None
     """Connections at a time; more are closed at once. Without it there is no limit."""
     requests_per_address: PositiveInt | None = None
     """Requests at a time; more get a 429. Without it there is no limit."""
+    grpc_connections: PositiveInt | None = None
+    """Connections to `grpc` at a time, whoever makes them; more are closed at once. By default half of the files that
+    the process may open."""
+    streams_per_connection: PositiveInt | None = None
+    """gRPC calls at a time on one connection, each of which is a stream of HTTP/2; more get RESOURCE_EXHAUSTED. Without
+    it the connection breaks off what is beyond 4096."""
+    streams_per_peer: PositiveInt | None = None
+    """gRPC calls at a time from one address; more get RESOURCE_EXHAUSTED. Without it there is no limit."""
     trusted_proxies: list[Cidr] = field(default_factory=list)
     """Addresses of proxies in front of the gateway, which are believed about who their client is. None of the limits
     counts for them."""
     address_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
-    """The header in which the proxies say so. Name one that they all write: another could be their client's own."""
+    """The header in which the proxies say so, over gRPC the metadata. Name one that they all write: another could be
+    their client's own."""
     proxy_protocol: Literal["off", "v1", "v2", "any"] = "off"
     """The version of the PROXY protocol in which their connections to `http` begin."""
 
@@ -416,6 +425,8 @@ class GatewaySpec(Spec, frozen=True, kw_only=True):
     clients: ClientsSpec = field(default_factory=ClientsSpec)
     body_limit: Size = "32MiB"
     """Largest request body taken on `/v1`."""
+    message_limit: Size = "64MiB"
+    """Largest message taken over gRPC; a larger one gets RESOURCE_EXHAUSTED. It is read whole before anything else."""
     retry: RetrySpec = field(default_factory=RetrySpec)
     overload: OverloadSpec = field(default_factory=OverloadSpec)
     auth: AuthSpec = field(default_factory=AuthSpec)

@@ -255,6 +255,26 @@ async def status_of(call: Any) -> tuple[str, str]:
     return caught.value.status(), caught.value.message()
 
 
+async def test_who_is_refused_is_counted_wherever_it_asked(
+    engine: ScriptedEngine, client: aiohttp.ClientSession
+) -> None:
+    paths = {"/v1/models": "models", "/v1/models/m": "models", "/x": "other", "/v2/models/m": "kserve"}
+    async with running(fleet(engine)) as gateway:
+
+        def counted(api: str, status: str) -> float:
+            labels = {"api": api, "route": "unknown", "status": status}
+            return gateway.gateway.registry.get_sample_value("headrace_requests_total", labels) or 0.0
+
+        for path in paths:
+            async with client.get(f"{gateway.url}{path}") as response:
+                assert response.status == 401
+        assert {api: counted(api, "401") for api in paths.values()} == {"models": 2, "other": 1, "kserve": 1}
+        for path, status in (("/v1/models", 200), ("/x", 404)):
+            async with client.get(f"{gateway.url}{path}", headers={"x-api-key": KEY}) as response:
+                assert response.status == status
+        assert (counted("models", "200"), counted("other", "404")) == (1, 1)
+
+
 @pytest.mark.parametrize("headers", [None, {"authorization": "Bearer hr-made-up"}, {"x-api-key": EXPIRED}])
 async def test_grpc_answers_nothing_but_health_without_a_key(
     gateway: RunningGateway, headers: dict[str, str] | None

@@ -24,19 +24,17 @@ from typer.testing import CliRunner
 
 from gateway.grpc import stream
 from gateway.upstream.triton.raw import SERVICE
-from headrace.bench.kserve.engine import make_handlers
-from headrace.bench.kserve.messages import MODEL_OF_ROUTE, ONCE, stream_responses, text_request
+from headrace.bench.kserve.messages import ONCE, text_request
 from headrace.bench.kserve.messages import STREAM as STREAM_ROUTE
 from headrace.cli.main import app
 from router.spec.fleet import (
     DrainSpec,
-    EndpointSpec,
     FleetSpec,
     GatewaySpec,
-    PoolSpec,
     ProbeSpec,
     RouteSpec,
 )
+from tests.fault.held_triton import HeldTriton
 from tests.fault.worker_command import WORKERS, Command, HeldEngine, command, streams
 from tests.harness import DONE, ONE, STREAM, EngineConnection, free_port, one_pool, running_gateway
 
@@ -68,40 +66,6 @@ class Engine(HeldEngine):
             await connection.end()
         else:
             await super()._hold(connection)
-
-
-class HeldTriton:
-    """A stand-in for Triton that does the same; no real one can be told to."""
-
-    def __init__(self) -> None:
-        self.held = asyncio.Event()
-        self._server = grpc.aio.server()
-        self.endpoint = EndpointSpec(id="unknown")
-
-    async def __aenter__(self) -> "HeldTriton":
-        infer = grpc.stream_stream_rpc_method_handler(self._infer)
-        handlers = {**await make_handlers(1), "ModelStreamInfer": infer}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
-        self.endpoint = EndpointSpec(id="triton", grpc=f"127.0.0.1:{port}")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._server.stop(0)
-
-    def let_go(self) -> None:
-        held, self.held = self.held, asyncio.Event()
-        held.set()
-
-    async def _infer(self, _: object, context: Any) -> None:
-        first, last = stream_responses(MODEL_OF_ROUTE[STREAM_ROUTE], 2)
-        while (message := await context.read()) is not grpc.aio.EOF:
-            held = self.held
-            await context.write(first)
-            if b"short" not in message:
-                await held.wait()
-            await context.write(last)
 
 
 class Call:
@@ -246,16 +210,7 @@ def both_apis(engine: Engine, triton: HeldTriton) -> FleetSpec:
     """The route `m` to the one, and routes of the bench's models to the other. What a starved machine would change is
     off: signs of life in silent streams, and probes that give an engine up for being slow."""
     spec = one_pool(engine.endpoint(), probe=PATIENT_PROBES, ping="off", max_in_flight="off")
-    pools = {
-        route: PoolSpec(
-            protocol="triton",
-            model=MODEL_OF_ROUTE[route],
-            probe=PATIENT_PROBES,
-            max_in_flight="off",
-            endpoints=[msgspec.structs.replace(triton.endpoint, id=f"triton-{route}")],
-        )
-        for route in (ONCE, STREAM_ROUTE)
-    }
+    pools = triton.pools(probe=PATIENT_PROBES, max_in_flight="off")
     routes = {route: RouteSpec(pool=route) for route in pools}
     return msgspec.structs.replace(spec, pools={**spec.pools, **pools}, routes={**spec.routes, **routes})
 

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.http import connection as http_connection
 from router.spec.fleet import TimeoutSpec
 from tests.harness import CHAT, EngineConnection, RunningGateway, ScriptedEngine, one_pool, running_gateway
 
@@ -220,3 +221,32 @@ async def test_what_follows_the_end_mark_on_a_connection_that_closes_costs_nothi
         async with ScriptedEngine(script) as engine, running_gateway(one_pool(engine.endpoint())) as running:
             async with client.post(f"{running.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response:
                 assert await response.read() == b"data: {}\n\n" + tail
+
+
+async def test_what_is_refused_before_its_request_is_known_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = {
+        b"nonsense\r\n\r\n": (b"400", "bad_head"),
+        b"GET / HTTP/2.0\r\nhost: x\r\n\r\n": (b"505", "bad_head"),
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 20_000: (b"431", "head_too_large"),
+    }
+    async with ScriptedEngine(answer) as engine, running_gateway(one_pool(engine.endpoint())) as running:
+
+        def counted(reason: str) -> float:
+            name, labels = "headrace_clients_refused_total", {"reason": reason}
+            return running.gateway.registry.get_sample_value(name, labels) or 0.0
+
+        for sent, (status, _) in refused.items():
+            assert (await raw(running, sent)).split(b" ")[1] == status
+        monkeypatch.setattr(http_connection, "HEAD_S", 0.05)
+        assert (await raw(running, b"GET / HTTP/1.1\r\n")).split(b" ")[1] == b"408"
+        assert await raw(running, b"") == b""
+        clients = running.gateway._clients
+        assert clients is not None
+        monkeypatch.setattr(clients.files, "refuses", lambda _: True)
+        assert await raw(running, b"") == b""
+        assert {reason: counted(reason) for reason in ("bad_head", "head_too_large", "head_timeout", "files")} == {
+            "bad_head": 2,
+            "head_too_large": 1,
+            "head_timeout": 2,
+            "files": 1,
+        }

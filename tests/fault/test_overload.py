@@ -69,13 +69,27 @@ async def test_a_gateway_that_is_short_of_memory_refuses_until_it_is_not(client:
 async def test_a_gateway_nearly_short_of_memory_has_idle_connections_closed(client: aiohttp.ClientSession) -> None:
     async with ScriptedEngine(answer) as engine:
         async with running_gateway(spec_of(engine)) as running:
+            loop = asyncio.get_running_loop()
+            used_reader, used = await asyncio.open_connection("127.0.0.1", running.http_port)
+            used.write(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            await used_reader.readuntil(b"\r\n\r\n")
             reader, writer = await asyncio.open_connection("127.0.0.1", running.http_port)
-            running.gateway._overload._overload.update({"memory": 0.85}, asyncio.get_running_loop().time())
+            running.gateway._overload._overload.update({"memory": 0.85}, loop.time())
             assert (await status(client, running))[2] is False
-            running.gateway._overload._overload.update({"memory": 0.85}, asyncio.get_running_loop().time())
             clients = running.gateway._clients
             assert clients is not None
-            for connection in tuple(clients.connections):
-                connection.check(asyncio.get_running_loop().time())
+
+            def check(later: float) -> None:
+                running.gateway._overload._overload.update({"memory": 0.85}, loop.time())
+                for connection in tuple(clients.connections):
+                    connection.check(loop.time() + later)
+
+            check(0.0)
+            assert await asyncio.wait_for(used_reader.read(), 5) == b""
+            assert not reader.at_eof(), "a connection that has just been made may still bring its first request"
+            check(1.1)
             assert await asyncio.wait_for(reader.read(), 5) == b""
-            writer.close()
+            for one in (used, writer):
+                one.close()
+            labels = {"reason": "overload"}
+            assert running.gateway.registry.get_sample_value("headrace_clients_refused_total", labels) == 1

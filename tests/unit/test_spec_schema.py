@@ -150,6 +150,9 @@ def clients() -> st.SearchStrategy[ClientsSpec]:
         ClientsSpec,
         connections_per_address=st.none() | positive,
         requests_per_address=st.none() | positive,
+        grpc_connections=st.none() | positive,
+        streams_per_connection=st.none() | positive,
+        streams_per_peer=st.none() | positive,
         trusted_proxies=st.lists(networks, min_size=1, max_size=2),
         address_header=st.sampled_from(["x-forwarded-for", "forwarded"]),
         proxy_protocol=st.sampled_from(["off", "v1", "v2", "any"]),
@@ -289,6 +292,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                 ),
                 clients=clients(),
                 body_limit=st.from_regex(r"[1-9][0-9]{0,3}(B|KiB|MiB|GiB)", fullmatch=True),
+                message_limit=st.from_regex(r"[1-9][0-9]{0,3}(B|KiB|MiB|GiB)", fullmatch=True),
                 expose_routing=st.booleans(),
                 tracing=st.none()
                 | struct(
