@@ -68,12 +68,14 @@ async def test_a_unary_request_is_answered_as_by_triton(front: GrpcFront, what: 
     assert all(endpoint.phase == "ready" for endpoint in front.running.gateway.fleet.endpoints.values())
 
 
+LATE_FAILURE = {"text": "abc", "cut": 1, "fail": "x", "fail_after": 2, "delay": 0.2}
+"""Of an error that follows at once Triton makes a status that overtakes messages it has not written yet."""
 STREAMS: list[tuple[str, Any]] = [
     ("one answer", lambda p: [scripted(f"{p}ensemble", {"text": "abcdef", "cut": 2}, "1")]),
     ("no answer", lambda p: []),
     ("an empty last answer", lambda p: [scripted(f"{p}ensemble", "x", "1", triton_enable_empty_final_response=True)]),
     ("a failure", lambda p: [scripted(f"{p}ensemble", {"text": "abc", "fail": "broken"}, "1")]),
-    ("a late failure", lambda p: [scripted(f"{p}ensemble", {"text": "abc", "cut": 1, "fail": "x", "fail_after": 2})]),
+    ("a late failure", lambda p: [scripted(f"{p}ensemble", LATE_FAILURE)]),
     ("a refusal", lambda p: [scripted(f"{p}ensemble", {"text": "abc", "fail": "no", "invalid": True}, "1")]),
     (
         "a wrong version",

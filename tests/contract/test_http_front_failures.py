@@ -16,7 +16,16 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec
+from router.spec.fleet import (
+    EndpointSpec,
+    FleetSpec,
+    GatewaySpec,
+    PoolSpec,
+    ProbeSpec,
+    RetrySpec,
+    RouteSpec,
+    TimeoutSpec,
+)
 from tests.contract.http_front import Front, ask, fleet_of, http_front
 from tests.contract.triton_models_server import triton_models
 from tests.harness import AT_ONCE, FAST_PROBES, OPEN, EngineConnection, ScriptedEngine, free_port, running_gateway
@@ -120,15 +129,15 @@ async def test_a_dead_model_process_ends_its_streams_and_is_avoided() -> None:
         pool = PoolSpec(protocol="triton", model="ensemble", endpoints=endpoints, probe=PATIENT_PROBES)
         spec = FleetSpec(fleet="test", pools={"p": pool}, routes={"m": RouteSpec(pool="p")})
         path = "/v2/models/m/generate_stream"
+        # A process that dies holding a lock takes Triton along, so it must be doing nothing.
+        at_work = script(text="abc", cut=1, delay=20, deaf=True)
         async with running_gateway(spec) as running:
             streams = [
-                asyncio.create_task(
-                    ask(running.url, path, data=script(text="abc", cut=1, delay=20), headers={"x-session-id": "s"})
-                )
+                asyncio.create_task(ask(running.url, path, data=at_work, headers={"x-session-id": "s"}))
                 for _ in range(4)
             ]
             await running.until(lambda: sum(running.in_flight.values()) == 4, "the streams run")
-            await asyncio.sleep(0.5)  # let the process get idle: one that dies holding a lock takes Triton along
+            await asyncio.sleep(0.5)
             home = first if running.in_flight["a"] else second
             for process in psutil.Process(home.pid).children(recursive=True):
                 process.kill()
@@ -144,7 +153,8 @@ async def test_a_model_unloaded_at_one_replica_is_served_by_the_other() -> None:
             EndpointSpec(id=id_, grpc=triton.grpc, http=triton.http) for id_, triton in (("a", first), ("b", second))
         ]
         pool = PoolSpec(protocol="triton", model="ensemble", endpoints=endpoints, probe=FAST_PROBES)
-        spec = FleetSpec(fleet="test", pools={"p": pool}, routes={"m": RouteSpec(pool="p")})
+        gateway = GatewaySpec(retry=RetrySpec(budget="off"))  # all of them, if the probe is slow to find out
+        spec = FleetSpec(fleet="test", pools={"p": pool}, routes={"m": RouteSpec(pool="p")}, gateway=gateway)
         async with running_gateway(spec) as running:
             await ask(first.http, "/v2/repository/models/ensemble/unload", data=b"{}")
             for _ in range(6):

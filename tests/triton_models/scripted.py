@@ -6,7 +6,8 @@ The prompt is a JSON object (any other prompt is answered with itself):
 - `cut`: bytes per message (all in one message without it); each message counts as one token
 - `first_delay`, `delay`: seconds before the first message, and between messages; an answer in one message takes as long
 - `in_turn`: not before other requests that have this have ended (decoupled models; others have Triton's queue)
-- `fail`: an error message to end with, after `fail_after` messages (0); `invalid`: as the request's fault
+- `fail`: an error message to end with, after `fail_after` messages (0) and a `delay` more; `invalid`: as the request's
+  fault
 - `die`: end the model's process after that many messages
 - `prompt_tokens`, `reused_blocks`: what to report
 - `finish`: finish reason to report (LLM-API signature)
@@ -146,6 +147,8 @@ class TritonPythonModel:
         sent = b""
         for index, piece in enumerate([*pieces, None]):
             if "fail" in script and index == script.get("fail_after", 0):
+                if index and not self.wait(sender, after(delay), deaf):
+                    return False
                 sender.send(self.error(script["fail"], script.get("invalid", False)), flags=FINAL)
                 return True
             if "die" in script and index == script["die"]:
