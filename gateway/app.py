@@ -23,6 +23,7 @@ from gateway.access import Access
 from gateway.admin.server import AdminServer
 from gateway.admin.view import Lifecycle, no_requests_left
 from gateway.admission import Admission
+from gateway.configuration import Origins
 from gateway.exchange import LiveExchanges
 from gateway.file_limit import raise_file_limit
 from gateway.fleet import LiveFleet
@@ -87,10 +88,12 @@ class Gateway:
         admin_token: str | None,
         inherited: Inherited | None = None,
         read_again: ReadAgain | None = None,
+        origins: Origins | None = None,
     ) -> None:
         """A worker is what `inherited` something; the pools and routes of its `spec` do not count."""
         self._spec = spec
         self._read_again = read_again
+        self._origins = origins or Origins(content_hash=content_hash)
         self._reloading = asyncio.Lock()
         self._inherited = inherited
         self._metrics = Metrics()
@@ -196,6 +199,9 @@ class Gateway:
     async def cancel_request(self, id_: str) -> bool:
         return cancel_request(self._live, id_)
 
+    def configuration(self) -> tuple[FleetSpec, Origins]:
+        return self._spec, self._origins
+
     def set_log_level(self, name: str, level: LogLevel | None) -> None:
         self.log_levels.set_or_reset(name, level)
 
@@ -251,9 +257,10 @@ class Gateway:
         async with self._reloading:
             if self._read_again is None or self.lifecycle != "serving":
                 raise ReloadError(f"A gateway that is {self.lifecycle} reads no file again.")
-            spec, content_hash = await self._read_again()
+            spec, content_hash, given = await self._read_again()
             spec, reloaded = what_can_change(self._spec, spec, GatewaySpec.__struct_fields__)
             await self.state.publish(file_documents(spec, content_hash=content_hash), content_hash)
+            self._origins = self._origins.reread(given, content_hash, GatewaySpec.__struct_fields__)
             reloaded.tell()
             return reloaded
 

@@ -32,8 +32,9 @@ class Reloaded(Struct, frozen=True):
             logger.warning("%s: what the file says now is in force only after a restart", key)
 
 
-ReadAgain = Callable[[], Awaitable[tuple[FleetSpec, str]]]
-"""Gives the fleet as the file describes it now, and its content's hash. Raises ReloadError."""
+ReadAgain = Callable[[], Awaitable[tuple[FleetSpec, str, frozenset[str]]]]
+"""Gives the fleet as the file describes it now, its content's hash, and the paths of what the file says. Raises
+ReloadError."""
 
 
 def what_can_change(before: FleetSpec, after: FleetSpec, fixed: Collection[str]) -> tuple[FleetSpec, Reloaded]:

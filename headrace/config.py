@@ -23,12 +23,13 @@ import msgspec
 from msgspec import structs
 
 from gateway.chat_template import compile_template
+from gateway.configuration import Origins, Setting
 from gateway.reload import ReloadError
 from gateway.upstream.triton.token_form import end_id
 from gateway.upstream.triton.tokens import TokenizerError, load_tokenizer
 from headrace.settings import ADDRESSES, Settings, read_settings
 from router.spec.fleet import FleetSpec, GatewaySpec, PoolSpec, ReplaceSpec, SecretSpec
-from router.spec.strict import Problem, Reading, read_fleet
+from router.spec.strict import Problem, Reading, path_text, read_fleet
 from router.spec.units import has_expired, is_loopback
 from router.spec.yaml_nodes import MAX_CHARACTERS
 
@@ -58,6 +59,18 @@ class LoadedFleet:
     """Equal for files that publish the same fleet, however they are written and wherever their gateways listen."""
     path: Path
     warnings: list[Problem]
+    given: frozenset[str]
+    """The paths of what the file says, without those of endpoints."""
+
+    def origins(self, *process: Setting) -> Origins:
+        """Where its values come from; `process` are those that the command line has said."""
+        return Origins(
+            file=str(self.path),
+            content_hash=self.content_hash,
+            given=self.given,
+            variables=self.settings.origins(),
+            process=(*process, *self.settings.shown()),
+        )
 
     @property
     def size(self) -> dict[str, int]:
@@ -91,7 +104,8 @@ def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
         problems = settings.clashes(spec.gateway)
         if not problems:
             warnings = [*reading.warnings, *_expired(reading, spec), *_open_admin(reading, spec, settings), *warnings]
-            return LoadedFleet(spec, settings, content_hash, path, warnings)
+            given = frozenset(path_text(one) for one in reading.places if "endpoints" not in one[:3])
+            return LoadedFleet(spec, settings, content_hash, path, warnings, given)
     raise ConfigError(path, problems)
 
 
@@ -101,8 +115,8 @@ def report_warnings(loaded: LoadedFleet) -> None:
         logger.warning("%s", warning.render(str(loaded.path)))
 
 
-async def read_again(path: Path) -> tuple[FleetSpec, str]:
-    """The fleet as the file describes it now, and its content's hash; see `gateway.reload`. Raises ReloadError."""
+async def read_again(path: Path) -> tuple[FleetSpec, str, frozenset[str]]:
+    """As `gateway.reload.ReadAgain`."""
     if path == STANDARD_INPUT:
         raise ReloadError("The fleet file came from standard input and cannot be read again.")
     try:
@@ -111,7 +125,7 @@ async def read_again(path: Path) -> tuple[FleetSpec, str]:
         problems = "; ".join(str(error).splitlines())
         raise ReloadError(f"The fleet file is refused, and what was read before stays in force: {problems}") from None
     report_warnings(loaded)
-    return loaded.spec, loaded.content_hash
+    return loaded.spec, loaded.content_hash, loaded.given
 
 
 class _ReadError(Exception):

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from msgspec import structs
 
+from gateway.configuration import MASK, Setting
 from gateway.log_levels import LogLevel
 from router.spec.fleet import FleetSpec, GatewaySpec, RedisSpec
 from router.spec.references import listeners
@@ -44,11 +45,32 @@ class Settings:
     admin_token: str | None = field(default=None, repr=False)
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
+    given: frozenset[str] = frozenset()
+    """The variables that say something."""
 
     def applied_to(self, fleet: FleetSpec) -> FleetSpec:
         """The fleet with this process's addresses."""
         redis = RedisSpec(url=self.redis_url) if self.redis_url is not None else fleet.redis
         return structs.replace(fleet, redis=redis, gateway=structs.replace(fleet.gateway, **self.listen))
+
+    def origins(self) -> dict[str, str]:
+        """By path in the fleet file, the variable that says something else."""
+        said = {f"gateway.{field_}": ADDRESSES[field_] for field_ in self.listen}
+        return said | ({"redis.url": _REDIS_URL} if self.redis_url is not None else {})
+
+    def shown(self) -> tuple[Setting, ...]:
+        """What is in no fleet file, as it may be shown."""
+
+        def setting(path: str, value: str | None, variable: str) -> Setting:
+            if variable in self.given:
+                return Setting(path=path, value=value, origin="environment", where=variable)
+            return Setting(path=path, value=value, origin="default")
+
+        return (
+            setting("admin_token", MASK if self.admin_token is not None else None, _ADMIN_TOKEN),
+            setting("log_level", self.log_level, _LOG_LEVEL),
+            setting("log_format", self.log_format, _LOG_FORMAT),
+        )
 
     def clashes(self, gateway: GatewaySpec) -> list[Problem]:
         """Overridden listening addresses that exclude one another or one of the file's."""
@@ -88,6 +110,7 @@ def read_settings(environ: Mapping[str, str]) -> tuple[Settings, list[Problem], 
         admin_token=admin_token,
         log_level=next((one for one in get_args(LogLevel) if one == level), "info"),
         log_format=next((one for one in get_args(LogFormat) if one == format_), "text"),
+        given=frozenset(name for name in VARIABLES if name in environ),
     )
     warnings = [
         Problem(name, f"is not a variable headrace knows{did_you_mean(name, VARIABLES, prefix='HEADRACE_')}")

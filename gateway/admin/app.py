@@ -23,6 +23,7 @@ from gateway.admin.openapi import document_text
 from gateway.admin.operations import OPERATIONS
 from gateway.admin.readiness import readiness
 from gateway.admin.view import AdminView, endpoint_rows, known_problems, route_rows, tenant_rows
+from gateway.configuration import SettingFilter, list_settings
 from gateway.live_requests import RequestFilter
 from gateway.log_levels import AUDIT, check_logger
 from gateway.reload import ReloadError
@@ -159,6 +160,13 @@ class _Handlers:
             message = f"No open request has the id {id_[:200]!r}; it may have ended."
             raise ApiError(404, message, code="request_not_found")
         return _json(answers.CancelledRequest(id_, cancelled=True))
+
+    async def list_configuration(self, request: web.Request) -> web.Response:
+        gateway, wanted = self._gateway, _query(request, SettingFilter)
+        spec, origins = gateway.configuration()
+        documents, levels = gateway.state.documents, gateway.log_levels.changed
+        problems = known_problems(gateway)
+        return _json(list_settings(spec, gateway.merged, documents, origins, levels, wanted, problems))
 
     async def list_log_levels(self, _: web.Request) -> web.Response:
         return _json(answers.LoggerList(self._gateway.log_levels.rows(), []))

@@ -6,9 +6,10 @@ open: probes and scrapes carry no token.
 
 from dataclasses import dataclass, field
 
-from gateway.admin import ENDPOINTS, LOG_LEVELS, OPENAPI, RELOAD, REQUESTS, ROUTES, TENANTS
+from gateway.admin import CONFIGURATION, ENDPOINTS, LOG_LEVELS, OPENAPI, RELOAD, REQUESTS, ROUTES, TENANTS
 from gateway.admin import answers as a
 from gateway.admin.readiness import Readiness
+from gateway.configuration import SettingFilter, SettingList
 from gateway.live_requests import RequestFilter, RequestList
 from gateway.reload import Reloaded
 from router.spec.documents import EndpointFields
@@ -101,6 +102,10 @@ OPERATIONS = (
     Operation(
         "DELETE", LOG_LEVELS + "/{name}", "reset_log_level", "Have a logger say what it said at the start.", a.Named,
         refusals=(404, 409),
+    ),
+    Operation(
+        "GET", CONFIGURATION, "list_configuration", "The configuration in force, and where each value comes from.",
+        SettingList, query=SettingFilter,
     ),
     Operation("POST", RELOAD, "reload", "Read the fleet file again.", Reloaded, refusals=(409,)),
 )  # fmt: skip

@@ -8,13 +8,14 @@ from typing import Literal, Protocol
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
 
+from gateway.configuration import Origins
 from gateway.live_requests import RequestFilter, RequestList
 from gateway.log_levels import LogLevel, LogLevels
 from gateway.reload import Reloaded
 from router.fleet import Endpoint, FleetView, Phase, Pool, Route
 from router.merge import SINGULAR, MergedFleet, merge
 from router.spec.documents import Document, Family, Source
-from router.spec.fleet import CapacityType, KeySpec, LimitSpec, Priority, Role
+from router.spec.fleet import CapacityType, FleetSpec, KeySpec, LimitSpec, Priority, Role
 from router.spec.fleet import Protocol as EngineProtocol
 from router.state.follower import FleetStatus
 
@@ -79,6 +80,9 @@ class AdminView(Protocol):
 
     async def list_requests(self, wanted: RequestFilter) -> RequestList:
         """The open requests, of all its processes."""
+
+    def configuration(self) -> tuple[FleetSpec, Origins]:
+        """What it was started with, or has read again; the fleet in force is in `merged`."""
 
     @property
     def log_levels(self) -> LogLevels:

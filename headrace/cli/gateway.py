@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 import uvloop
 
+from gateway.configuration import Origins, Setting
 from gateway.listening import ListenError
 from gateway.telemetry.log_file import unwritable
 from headrace.config import ConfigError, LoadedFleet, load_fleet, read_again, report_warnings, size_text
@@ -27,6 +29,7 @@ logger = logging.getLogger("headrace.gateway")
 
 
 def gateway(
+    context: typer.Context,
     config: Annotated[
         Path, typer.Option("--config", "-c", metavar="FILE", help="The fleet file.", envvar="HEADRACE_CONFIG")
     ],
@@ -82,7 +85,7 @@ def gateway(
         raise typer.Exit(1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(_serve(loaded, workers))
+            runner.run(_serve(loaded, workers, loaded.origins(*_said(context))))
         except ListenError as error:
             other = ADDRESSES.get(error.what)
             hint = f" Choose another address in the fleet file or with {other}." if other is not None else ""
@@ -93,15 +96,31 @@ def gateway(
             raise typer.Exit(1) from None
 
 
-async def _serve(loaded: LoadedFleet, workers: int) -> None:
+def _said(context: typer.Context) -> Iterator[Setting]:
+    """What the command line says, as it may be shown."""
+    for name, flag, variable in (("config", "--config", "HEADRACE_CONFIG"), ("workers", "--workers", None)):
+        value = context.params[name]
+        shown = value if isinstance(value, int) else str(value)
+        source = getattr(context.get_parameter_source(name), "name", "")
+        if source == "COMMANDLINE":
+            yield Setting(path=name, value=shown, origin="flag", where=flag)
+        elif source == "ENVIRONMENT":
+            yield Setting(path=name, value=shown, origin="environment", where=variable)
+        else:
+            yield Setting(path=name, value=shown, origin="default")
+
+
+async def _serve(loaded: LoadedFleet, workers: int, origins: Origins) -> None:
     server: Server
     again = partial(read_again, loaded.path)
     if workers == 1:
         from gateway.app import Gateway  # brings the gRPC stack, which a supervisor has no use for
 
-        server = Gateway(loaded.spec, loaded.content_hash, loaded.settings.admin_token, read_again=again)
+        server = Gateway(
+            loaded.spec, loaded.content_hash, loaded.settings.admin_token, read_again=again, origins=origins
+        )
     else:
-        server = Supervisor(loaded, workers, again)
+        server = Supervisor(loaded, workers, again, origins)
     stop = Stop()
     stop.heed_signals()
     heeding = asyncio.create_task(heed_hangups(server.reload), name="SIGHUP")

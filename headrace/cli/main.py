@@ -22,6 +22,7 @@ _COMMANDS = {
     "endpoints": ("headrace.cli.endpoints", "endpoints_app"),
     "routes": ("headrace.cli.routes", "routes_app"),
     "requests": ("headrace.cli.requests", "requests_app"),
+    "config": ("headrace.cli.config", "config"),
     "log-level": ("headrace.cli.log_level", "log_level_app"),
     "tenants": ("headrace.cli.tenants", "tenants_app"),
     "keys": ("headrace.cli.keys", "keys_app"),

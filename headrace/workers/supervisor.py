@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admin.server import AdminServer
 from gateway.admin.view import Lifecycle, Workers
+from gateway.configuration import Origins
 from gateway.http.fair_share import shared_memory
 from gateway.listening import ListenError, bind, free_port, not_to_be_had
 from gateway.live_requests import RequestFilter, RequestList, merged
@@ -52,10 +53,11 @@ _LAST_WORDS_S = 5.0
 class Supervisor:
     """A gateway of several workers. Start it once, stop it once. What the admin API shows is read off it."""
 
-    def __init__(self, loaded: LoadedFleet, count: int, read_again: ReadAgain) -> None:
+    def __init__(self, loaded: LoadedFleet, count: int, read_again: ReadAgain, origins: Origins) -> None:
         spec = loaded.spec
         self._spec = spec
         self._settings = loaded.settings
+        self._origins = origins
         self._count = count
         self._read_again = read_again
         self._reloading = asyncio.Lock()
@@ -138,6 +140,9 @@ class Supervisor:
         answers = await asyncio.gather(*(slot.ask(question) for slot in self._slots if slot.report is not None))
         return any(answer is not None and answer.cancelled for answer in answers)
 
+    def configuration(self) -> tuple[FleetSpec, Origins]:
+        return self._spec, self._origins
+
     def set_log_level(self, name: str, level: LogLevel | None) -> None:
         self.log_levels.set_or_reset(name, level)
         for slot in self._slots:
@@ -160,7 +165,7 @@ class Supervisor:
             old = self._in_force
             if old is None or self.lifecycle != "serving":
                 raise ReloadError(f"The gateway is {self.lifecycle}: nothing is reloaded.")
-            spec, content_hash = await self._read_again()
+            spec, content_hash, given = await self._read_again()
             spec, reloaded = what_can_change(self._spec, spec, _FIXED)
             self._raise_if_stopping()
             of_file = file_documents(spec, content_hash=content_hash)
@@ -175,6 +180,7 @@ class Supervisor:
                     raise ReloadError(f"The new workers do not serve, so the old ones stay. {error}") from None
                 raise
             self._in_force, self._spec = new, spec
+            self._origins = self._origins.reread(given, content_hash, _FIXED)
             self._retire(old, self._view)
             await self.state.publish(of_file, content_hash)
             reloaded.tell()

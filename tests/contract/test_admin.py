@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.admin.app import BODY_LIMIT, admin_app
 from gateway.admin.view import Lifecycle, Workers, no_requests_left
+from gateway.configuration import Origins
 from gateway.exchange import LiveExchanges
 from gateway.live_requests import RequestFilter, RequestList, cancel_request, list_requests
 from gateway.log_levels import LogLevel, LogLevels
@@ -70,6 +71,9 @@ class Gateway:
 
     async def list_requests(self, wanted: RequestFilter) -> RequestList:
         return list_requests(self.live, wanted)
+
+    def configuration(self) -> tuple[FleetSpec, Origins]:
+        return msgspec.convert(FILE, FleetSpec), Origins(content_hash="h")
 
     def set_log_level(self, name: str, level: LogLevel | None) -> None:
         self.log_levels.set_or_reset(name, level)

@@ -35,6 +35,7 @@ def test_the_version_is_that_of_the_distribution_and_tells_whether_the_relay_is_
         "endpoints add",
         "routes",
         "routes set",
+        "config",
         "requests",
         "requests list",
         "log-level",
