@@ -26,7 +26,7 @@ help:
 	@echo "make setup   only create .venv (the others do it when needed)"
 	@echo "make schema  regenerate docs/fleet.schema.json from the types in router/spec"
 	@echo "make metrics regenerate docs/metrics.md from the metrics that a gateway has"
-	@echo "make openapi regenerate docs/admin-openapi.json from the types and the table in gateway/admin"
+	@echo "make openapi regenerate docs/openapi.json and docs/admin-openapi.json from the tables of what there is to ask"
 	@echo "make lock    regenerate the lock files after a change of dependencies"
 	@echo "make bench-peers  install what headrace bench relay compares with into .bench/"
 
@@ -80,6 +80,7 @@ metrics: $(READY)
 
 openapi: $(READY)
 	@$(BIN)/python -m gateway.admin.openapi > docs/admin-openapi.json
+	@$(BIN)/python -m gateway.http.openapi > docs/openapi.json
 
 # dev.txt is resolved first and constrains the rest, so that every installation runs the versions that were tested.
 lock: $(READY)

@@ -40,15 +40,19 @@ from router.plan import plan
 from router.prompt import Api, isolate, read_fields, read_prompt
 from router.timeouts import TIMEOUTS_HEADER, read_timeouts
 
-_APIS: dict[str, Api] = {
+APIS: dict[str, Api] = {
     "/v1/chat/completions": "chat.completions",
     "/v1/completions": "completions",
     "/v1/embeddings": "embeddings",
 }
+OPENAPI = "/openapi.json"
+"""Where the API is described."""
 MODELS = "models"
 OTHER = "other"
 """What requests are counted under that no engine answers: for `/v1/models`, and for what is nowhere."""
 _JSON = ("Content-Type", "application/json")
+_OWN = (("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY))
+"""Of what is about no route."""
 
 
 class Front:
@@ -90,7 +94,7 @@ class Front:
         headers = (("x-request-id", request_id),)
         response = ClientResponse(request.connection, head, headers, exposes_routing=self._exposes_routing)
         path = head.path
-        api = _APIS.get(path)
+        api = APIS.get(path)
         kserve = path == "/v2" or path.startswith("/v2/")
         caller = self._access.caller(head.headers)
         if isinstance(caller, Pending):
@@ -115,6 +119,12 @@ class Front:
             if _allows("GET", head, response):
                 self._models(path, self._access.view(caller), response)
             self._count(MODELS, response)
+        elif path == OPENAPI:
+            if _allows("GET", head, response):
+                from gateway.http.openapi import document_text  # made of what this module holds
+
+                response.send(200, (_JSON, *_OWN), document_text().encode())
+            self._count(OTHER, response)
         elif kserve:
             await self._kserve.handle(request, request_id, caller, response)
         else:

@@ -107,8 +107,11 @@ class KServeFront:
                 _refuse_method(response, METHODS[asked.operation])
             else:
                 await self._pass_on(asked, request, request_id, caller, response)
-        elif path == "/v2/models/stats" and request.head.method == "GET":
-            await self._statistics(request, request_id, self._access.view(caller), response)
+        elif path == "/v2/models/stats":
+            if request.head.method != "GET":
+                _refuse_method(response, "GET")
+            else:
+                await self._statistics(request, request_id, self._access.view(caller), response)
         elif path == "/v2/repository/index":
             if request.head.method != "POST":
                 _refuse_method(response, "POST")
@@ -147,7 +150,7 @@ class KServeFront:
             said = await _read_ahead(body)
             only_ready = bool(said) and msgspec.json.decode(said, type=_IndexRequest).ready
         except msgspec.MsgspecError as error:
-            refuse(response, ApiError(500, f"failed to parse the request JSON buffer: {error}"), kserve_body)
+            refuse(response, ApiError(400, f"failed to parse the request JSON buffer: {error}"), kserve_body)
         except ApiError as error:
             refuse(response, error, kserve_body)
         else:
