@@ -340,7 +340,7 @@ class OverloadSpec(Spec, frozen=True, kw_only=True):
     """How late its event loop is."""
     memory: PercentOrOff = "90%"
     """Of the container's limit, or of the machine's memory where there is none."""
-    files: PercentOrOff = "95%"
+    files: PercentOrOff = "98%"
     """Of the files that the process may open."""
     cpu: PercentOrOff = "98%"
     """Of a core, which is all that the event loop can use. When it does, requests of class `batch` are refused, and no
