@@ -153,7 +153,10 @@ class Admission:
         timeouts = first.pool.timeouts
         if exchange.asked_timeouts is not None:
             timeouts = timeouts.asked(exchange.asked_timeouts, first.pool.timeout_limits)
-        line = self._line(decided, now)
+        line = self._lines.get(decided.route.name) if not decided.narrowed else None
+        if line is None:
+            line = self._line(decided, now)
+        line.queue.bounds = decided.route.queue
         within = min(timeouts.first_byte, timeouts.total)
         deadline = min(exchange.started + within, now + decided.route.queue.wait_s, deadline)
         arrival = Arrival(
@@ -236,7 +239,6 @@ class Admission:
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = Line(key, decided.route, now)
-        line.queue.bounds = decided.route.queue
         return line
 
     def _wait_in(self, line: Line, ticket: Ticket, waiting: Waiting) -> None:
@@ -298,6 +300,7 @@ class Admission:
             self.waits_no_more(line, ticket)
             return None
         other = self._line(decided, now)
+        other.queue.bounds = decided.route.queue
         moved = other.queue.offer(ticket.arrival, 0, now, random.random())
         if isinstance(moved, Refusal):
             self._put_out(line, ticket, moved.reason)

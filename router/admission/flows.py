@@ -126,12 +126,6 @@ class PriorityClass:
             self._idle.discard(first[1])
             del self.flows[first[1].tenant]
 
-    def occupy(self, flow: Flow, slots: int, now: float, span: float) -> None:
-        """`flow` takes up `slots` more (or fewer) slots."""
-        flow.usage.occupy(slots, now, span)
-        if not flow.waiting:
-            self.absent.occupy(slots, now, span)
-
     def begin_waiting(self, flow: Flow, now: float, span: float) -> None:
         """The first request of `flow` is going to wait."""
         self._move(flow, -1, now, span)
@@ -156,8 +150,11 @@ class PriorityClass:
         heap = self.held if flow in self.held else self.ready
         heap.put(flow, max(flow.counter, flow.joined), next(iter(flow.waiting)))
 
-    def charge(self, flow: Flow, cost: float, slots: int) -> None:
-        """A request of `flow` starts that will cost `cost` tokens, by estimate."""
+    def start(self, flow: Flow, cost: float, slots: int, now: float, span: float) -> None:
+        """A request of `flow` starts, in one of `slots`, that will cost `cost` tokens, by estimate."""
+        flow.usage.occupy(1, now, span)
+        if not flow.waiting:
+            self.absent.occupy(1, now, span)
         if flow.counter > self.virtual_time:
             self.virtual_time = flow.counter
         cost /= flow.weight
@@ -165,12 +162,16 @@ class PriorityClass:
         self._cost += (cost - self._cost) * _NEWEST_COST if self._cost else cost
         self.credit = self._cost * slots
 
-    def correct(self, flow: Flow, cost: float) -> None:
-        """A request of `flow` has cost `cost` tokens more (or fewer) than it was charged."""
-        if self.flows.get(flow.tenant) is flow:
-            flow.counter += cost / flow.weight
-            if flow.waiting:
-                self.line_up(flow, anew=False)
+    def finish(self, flow: Flow, cost: float, now: float, span: float) -> None:
+        """A request of `flow` ends that has cost `cost` tokens more (or fewer) than it was charged."""
+        flow.usage.occupy(-1, now, span)
+        flow.counter += cost / flow.weight
+        if flow.waiting:
+            self.line_up(flow, anew=False)
+            return
+        self.absent.occupy(-1, now, span)
+        if not flow.usage.in_flight:
+            self.leave_if_quiet(flow, now, span)
 
 
 def head_room(expected: float, slots: int) -> int:

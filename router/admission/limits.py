@@ -64,6 +64,9 @@ class Use(msgspec.Struct, frozen=True):
         )
 
 
+_NOTHING = Use(0, 0, requests=0)
+
+
 class Ask(msgspec.Struct, frozen=True):
     """What a meter wants of the store: of each bucket that it limits, in the order of `KINDS`, and of permits."""
 
@@ -144,7 +147,8 @@ class Meter:
             amount = amounts[place]
             if amount > lease.limit or not (lease.covers(amount, now) if lease.alone else lease.held >= amount):
                 return False
-        return self.streams is None or self.streams.covers()
+        streams = self.streams
+        return streams is None or (streams.open < streams.permits and not streams.alone) or streams.covers()
 
     def low(self) -> bool:
         """Whether it holds so little that `due` is worth asking."""
@@ -206,13 +210,14 @@ class Short(msgspec.Struct, frozen=True):
 class Reservation:
     """What one request holds of its meters. `settle` or `release` it; whatever comes second does nothing."""
 
-    __slots__ = ("_meters", "use")
+    __slots__ = ("_amounts", "_meters", "use")
 
-    def __init__(self, meters: Sequence[Meter], use: Use, now: float) -> None:
+    def __init__(self, meters: Sequence[Meter], use: Use, amounts: tuple[int, int, int], now: float) -> None:
+        """`amounts` are those of `use`."""
         self._meters: Sequence[Meter] = meters
         self.use = use
         """What was reserved."""
-        amounts = use.amounts()
+        self._amounts = amounts
         for meter in meters:
             meter.open += 1
             for place, lease in meter.leases:
@@ -220,21 +225,18 @@ class Reservation:
             if meter.streams is not None:
                 meter.streams.open += 1
 
-    def settle(self, used: Use) -> None:
-        """The request has ended and took this."""
-        self._end(used.amounts())
-
     def release(self) -> None:
         """The request came to nothing: nothing of it counts."""
-        self._end((0, 0, 0))
+        self.settle(_NOTHING)
 
-    def _end(self, used: tuple[int, int, int]) -> None:
+    def settle(self, used: Use) -> None:
+        """The request has ended and took this."""
         meters, self._meters = self._meters, ()
-        reserved = self.use.amounts()
+        amounts, reserved = (used.requests, used.prompt_tokens, used.completion_tokens), self._amounts
         for meter in meters:
             meter.open -= 1
             for place, lease in meter.leases:
-                lease.held -= used[place] - reserved[place]
+                lease.held += reserved[place] - amounts[place]
             streams = meter.streams
             if streams is not None and streams.open:
                 streams.open -= 1
@@ -247,7 +249,7 @@ def admit(meters: Sequence[Meter], use: Use, now: float, *, asked_enough: bool =
         if not meter.covers(amounts, now):
             break
     else:
-        return Reservation(meters, use, now)
+        return Reservation(meters, use, amounts, now)
     short: list[Meter] = []
     denial: Denial | None = None
     for meter in meters:

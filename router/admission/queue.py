@@ -144,14 +144,11 @@ class RouteQueue:
             ticket.state = State.OVER
             self.in_flight -= 1
             cls = self._classes[ticket.rank]
-            cls.occupy(ticket.flow, -1, now, self._span)
             held = now - ticket.since
             self._service_s += (held - self._service_s) * (_NEWEST_SERVICE if self._measured else 1.0)
             self._measured = True
             self._span = max(self._service_s, 1e-3) * USAGE_SERVICE_TIMES
-            if tokens is not None:
-                cls.correct(ticket.flow, token_cost(*tokens) - ticket.cost)
-            cls.leave_if_quiet(ticket.flow, now, self._span)
+            cls.finish(ticket.flow, token_cost(*tokens) - ticket.cost if tokens is not None else 0.0, now, self._span)
 
     def overdue(self, now: float) -> list[Ticket]:
         """Those whose deadline has passed while they waited, each once: they are over, and must be told."""
@@ -235,8 +232,7 @@ class RouteQueue:
         ticket.state = State.RUNNING
         ticket.since = now
         self.in_flight += 1
-        cls.occupy(ticket.flow, 1, now, self._span)
-        cls.charge(ticket.flow, ticket.cost, self._slots)
+        cls.start(ticket.flow, ticket.cost, self._slots, now, self._span)
         if ticket.flow.waiting:
             cls.line_up(ticket.flow, anew=True)
 
