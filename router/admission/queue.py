@@ -19,6 +19,10 @@ whose deadline passes is never started. How long a wait will be follows from Lit
 long requests hold one, is the rate at which slots come free. It is an estimate for the mean request; while nothing has
 ended yet there is none, and nobody is refused for it.
 
+While there is plenty of room and nobody waits, who uses what decides nothing. Then what starts and ends is only written
+down, and entered into the books in one go, with the times at which it happened, before anything is decided by them:
+code that runs many times in a row costs a tenth of what it does between other things, with none of it in the caches.
+
 Every operation is O(log n) amortised in the number of waiting requests and tenants. Not thread-safe; times are seconds
 on any clock that does not go back.
 """
@@ -38,6 +42,8 @@ MAX_PASSED_OVER = 20
 FIRST_SERVICE_S = 1.0
 """How long requests are taken to hold a slot until one has ended."""
 RETRY_AFTER_MAX_S = 60
+_MOST_NOTED = 256
+"""Starts and ends that are entered in one go."""
 _NEWEST_SERVICE = 1 / 32
 """Weight of the newest request in the average time that a slot is held."""
 
@@ -68,6 +74,9 @@ class RouteQueue:
         self._classes = tuple(PriorityClass() for _ in PRIORITIES)
         self._deadlines: Heap[Ticket] = Heap()
         self._late: list[Ticket] = []
+        self._noted: list[tuple[Ticket, float, bool, tuple[float, float] | None]] = []
+        """What is not in the books yet: who, when, whether that was the start, and at the end the tokens. While
+        requests wait, there is nothing."""
         self._numbers = 0
         self._slots = 0
         self._service_s = FIRST_SERVICE_S
@@ -78,16 +87,22 @@ class RouteQueue:
     @property
     def flows(self) -> int:
         """How many tenants' counters are kept, over all classes."""
+        self._enter()
         return sum(len(cls.flows) for cls in self._classes)
 
     def offer(self, arrival: Arrival, free: int, now: float, jitter: float) -> Ticket | Refusal:
         """Start the request, let it wait, or refuse it; `jitter` is a random number from 0 to 1."""
         self._slots = self.in_flight + max(free, 0)
         rank = PRIORITIES.index(arrival.priority)
-        cls = self._classes[rank]
-        flow = cls.flow(arrival.tenant, arrival.weight, now, self._span)
         self._numbers += 1
-        ticket = Ticket(arrival, flow, rank, self._numbers, now)
+        ticket = Ticket(arrival, rank, self._numbers, now)
+        if not self.waiting and free > self._slots // 2 and now < arrival.deadline:  # head-room is never more
+            ticket.state = State.RUNNING
+            self.in_flight += 1
+            self._noted.append((ticket, now, True, None))
+            return ticket
+        self._enter()
+        flow = ticket.flow = self._classes[rank].flow(arrival.tenant, arrival.weight, now, self._span)
         if now >= arrival.deadline:
             return self._refuse(ticket, "deadline", now, jitter)
         if free > 0 and not flow.waiting and self._may_start(rank, flow, free, now):
@@ -143,12 +158,9 @@ class RouteQueue:
         elif ticket.state is State.RUNNING:
             ticket.state = State.OVER
             self.in_flight -= 1
-            cls = self._classes[ticket.rank]
-            held = now - ticket.since
-            self._service_s += (held - self._service_s) * (_NEWEST_SERVICE if self._measured else 1.0)
-            self._measured = True
-            self._span = max(self._service_s, 1e-3) * USAGE_SERVICE_TIMES
-            cls.finish(ticket.flow, token_cost(*tokens) - ticket.cost if tokens is not None else 0.0, now, self._span)
+            self._noted.append((ticket, now, False, tokens))
+            if self.waiting or len(self._noted) >= _MOST_NOTED:
+                self._enter()
 
     def overdue(self, now: float) -> list[Ticket]:
         """Those whose deadline has passed while they waited, each once: they are over, and must be told."""
@@ -186,6 +198,22 @@ class RouteQueue:
         ticket.state = State.OVER
         self._classes[ticket.rank].leave_if_quiet(ticket.flow, now, self._span)
         return Refusal(reason, self.retry_after(jitter))
+
+    # The books
+
+    def _enter(self) -> None:
+        """Enter what has been noted."""
+        noted, self._noted = self._noted, []
+        for ticket, now, started, tokens in noted:
+            cls, arrival = self._classes[ticket.rank], ticket.arrival
+            if started:
+                ticket.flow = cls.flow(arrival.tenant, arrival.weight, now, self._span)
+                cls.start(ticket.flow, ticket.cost, self._slots, now, self._span)
+                continue
+            self._service_s += (now - ticket.since - self._service_s) * (_NEWEST_SERVICE if self._measured else 1.0)
+            self._measured = True
+            self._span = max(self._service_s, 1e-3) * USAGE_SERVICE_TIMES
+            cls.finish(ticket.flow, token_cost(*tokens) - ticket.cost if tokens is not None else 0.0, now, self._span)
 
     # Who starts
 

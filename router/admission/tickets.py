@@ -102,11 +102,13 @@ class State(Enum):
 class Ticket:
     """A request's place, in the queue and then in a slot. Whoever holds it ends it with `RouteQueue.end`."""
 
-    __slots__ = ("arrival", "cost", "displaced", "flow", "number", "position", "rank", "since", "state")
+    __slots__ = ("arrival", "displaced", "flow", "number", "position", "rank", "since", "state")
 
-    def __init__(self, arrival: Arrival, flow: Flow, rank: int, number: int, now: float) -> None:
+    flow: Flow
+    """Known once the queue has entered it into its books."""
+
+    def __init__(self, arrival: Arrival, rank: int, number: int, now: float) -> None:
         self.arrival = arrival
-        self.flow = flow
         self.rank = rank
         self.number = number
         self.state = State.WAITING
@@ -114,9 +116,13 @@ class Ticket:
         """When its state began."""
         self.position = 0
         """About how many requests were to start before it, itself included, when it began to wait."""
-        self.cost = token_cost(arrival.prompt_tokens, arrival.completion_tokens)
         self.displaced: tuple[Ticket, ...] = ()
         """Those who gave way to it: they are over, and must be told."""
+
+    @property
+    def cost(self) -> float:
+        """What it is charged, by estimate."""
+        return token_cost(self.arrival.prompt_tokens, self.arrival.completion_tokens)
 
 
 def token_cost(prompt_tokens: float, completion_tokens: float) -> float:

@@ -293,6 +293,7 @@ class Everything(RuleBasedStateMachine):
         queue = self.queue
         assert (queue.waiting, queue.waiting_bytes, queue.in_flight) == (0, 0, 0)
         assert queue.next_deadline() == math.inf
+        queue._enter()
         for cls in queue._classes:
             cls.forget(self.now + 1e6, 1.0)
             cls.absent.advance(self.now + 1e6, 1.0)
