@@ -31,7 +31,7 @@ KINDS = os.environ.get("ATTACK_KINDS", "").split()
 RATE = float(os.environ.get("ATTACK_RATE", "500"))
 WINDOW_S, ROUNDS = (3.0, 2) if COUNT else (0.2, 1)
 SETTLE_S = 5.0 if COUNT else 0.0
-"""Until an attack goes on as it will: the first requests come all at once, to an engine in the process that measures."""
+"""Until an attack is under way: first requests come all at once, to an engine in the process that measures."""
 LARGE_BYTES = 400 * 1024
 """More than a gateway and the kernel hold of an answer that nobody reads."""
 MOST = 1.5
