@@ -7,6 +7,7 @@ other machines can reach the port and neither is asked for, nobody may use it.
 Names may hold slashes (`org/model`). They may be escaped or not: routes take all of the path up to a verb at its end.
 """
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
@@ -92,7 +93,8 @@ class _Handlers:
         return web.Response(body=encode(self._gateway.registry), headers={"content-type": content_type})
 
     async def openapi(self, _: web.Request) -> web.Response:
-        return web.Response(body=document_text(), content_type="application/json")
+        text = await asyncio.to_thread(document_text)  # which takes a moment the first time
+        return web.Response(body=text, content_type="application/json")
 
     async def list_endpoints(self, _: web.Request) -> web.Response:
         return _json(answers.EndpointList(endpoint_rows(self._gateway), known_problems(self._gateway)))
@@ -164,9 +166,10 @@ class _Handlers:
     async def list_configuration(self, request: web.Request) -> web.Response:
         gateway, wanted = self._gateway, _query(request, SettingFilter)
         spec, origins = gateway.configuration()
-        documents, levels = gateway.state.documents, gateway.log_levels.changed
-        problems = known_problems(gateway)
-        return _json(list_settings(spec, gateway.merged, documents, origins, levels, wanted, problems))
+        documents, levels = list(gateway.state.documents), dict(gateway.log_levels.changed)
+        in_force = spec, gateway.merged, documents, origins, levels, wanted, known_problems(gateway)
+        # In a thread: of a fleet of thousands of endpoints it takes longer than requests are to wait.
+        return _json(await asyncio.to_thread(list_settings, *in_force))
 
     async def list_log_levels(self, _: web.Request) -> web.Response:
         return _json(answers.LoggerList(self._gateway.log_levels.rows(), []))

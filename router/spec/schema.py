@@ -7,6 +7,7 @@ them, so they are taken from the source text.
 """
 
 import ast
+import functools
 import inspect
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,7 @@ def fleet_schema() -> dict[str, Any]:
     return {"$schema": _DIALECT, "title": "headrace fleet file", **schema}
 
 
+@functools.cache
 def explanations(module: ModuleType) -> dict[str, dict[str, str]]:
     """The strings under the fields of each class in `module`."""
     found: dict[str, dict[str, str]] = {}
