@@ -1,1 +1,5 @@
-"""The cluster plane: discovery of engine pods, node and spot notices. Nothing of it is built yet."""
+"""The cluster plane: what engines there are in a Kubernetes cluster.
+
+`mirror` keeps a copy of what the API server has, `endpoints` makes of pods (`pods`) and nodes (`nodes`) what gateways
+route to, `names` lists what of their labels, annotations and taints counts. All of it is pure: the I/O is at the edge.
+"""

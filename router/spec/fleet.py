@@ -21,11 +21,14 @@ from router.spec.units import (
     FleetName,
     HostPort,
     HttpUrl,
+    KubernetesName,
     ListenAddress,
     LogDestination,
     Name,
+    NamespaceOrAll,
     Percent,
     PercentOrOff,
+    PortNumber,
     RedisUrl,
     Sha256,
     Size,
@@ -166,6 +169,32 @@ class OutlierSpec(Spec, frozen=True, kw_only=True):
     max_ejection: Duration = "300s"
     max_ejected: Percent = "50%"
     """How much of the pool may be ejected at once; never its last serving endpoint. `0%` ejects none."""
+
+
+class DiscoverSpec(Spec, frozen=True, kw_only=True):
+    """Which pods of a Kubernetes cluster are a pool's endpoints. Exactly one of `selector` and `inference_pool`.
+
+    What a pod says by its own annotations or labels goes before the ports and sizes given here.
+    """
+
+    selector: Annotated[str, Meta(min_length=1)] | None = None
+    """A label selector as kubectl takes it: `app=llama-70b,tier!=test`. It must find all pods of a LeaderWorkerSet's
+    groups, not only the leaders."""
+    inference_pool: KubernetesName | None = None
+    """Name of an InferencePool (Gateway API Inference Extension), whose selector and first target port count."""
+    namespace: NamespaceOrAll | None = None
+    """Where the pods are; by default where discovery runs, `*` for every namespace."""
+    http: PortNumber | None = None
+    """Port of the engines' HTTP API; by default the container's port named `http`, else 8000."""
+    grpc: PortNumber | None = None
+    """Port of the engines' gRPC API; by default the container's port named `grpc`, else 8001 for protocol `triton`."""
+    metrics: PortNumber | None = None
+    """Port of the engines' metrics (`/metrics`); by default the container's port named `metrics`, else 8002 for
+    protocol `triton`."""
+    tp: PositiveInt = 1
+    """Tensor-parallel size of each endpoint."""
+    pp: PositiveInt = 1
+    """Pipeline-parallel size of each endpoint."""
 
 
 class PoolSpec(Spec, frozen=True, kw_only=True):

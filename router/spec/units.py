@@ -39,6 +39,7 @@ SHA256_PATTERN = rf"^[0-9a-f]{{64}}{END}"
 LOG_PATTERN = rf"^(off|stdout|/[ -~]*[!-.0-~]){END}"
 DATE_PATTERN = rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}{END}"
 CIDR_PATTERN = rf"^[0-9a-fA-F:.]+(/[0-9]{{1,3}})?{END}"
+KUBERNETES_NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 FLEET_NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,62}}{END}"
 # Of the options the Redis client would take from a URL only these are allowed: one it does not know ends the gateway,
 # and others would undo its deadlines.
@@ -80,6 +81,13 @@ Date = Annotated[str, Meta(pattern=DATE_PATTERN, description="A day: 2027-01-31.
 LogDestination = Annotated[
     str, Meta(pattern=LOG_PATTERN, description="off, stdout, or the absolute path of a file in ASCII.")
 ]
+KubernetesName = Annotated[
+    str, Meta(pattern=rf"^{KUBERNETES_NAME}{END}", description="The name of an object: a-z, digits, - and .")
+]
+NamespaceOrAll = Annotated[
+    str, Meta(pattern=rf"^(\*|[a-z0-9]([a-z0-9-]{{0,61}}[a-z0-9])?){END}", description="A namespace, or * for all.")
+]
+PortNumber = Annotated[int, Meta(ge=1, le=65535, description="A port.")]
 FleetName = Annotated[str, Meta(pattern=FLEET_NAME_PATTERN, description="Letters, digits and . _ -, 63 at most.")]
 RedisUrl = Annotated[
     str,
