@@ -70,11 +70,13 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def streams(url: str, count: int) -> AsyncIterator[list[Client]]:
-    """Streams that have begun."""
+    """Streams that have begun, one a little after the other: their engine accepts in the process that makes them."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         clients: list[Client] = []
         try:
-            clients += [Client(session, url) for _ in range(count)]
+            for _ in range(count):
+                clients.append(Client(session, url))
+                await asyncio.sleep(0.002)
             async with asyncio.timeout(20 + count / 10):
                 for client in clients:
                     await client.began.wait()
