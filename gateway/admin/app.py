@@ -60,7 +60,7 @@ def admin_app(
     checks.append(_closed if exposed and token is None and not client_certificates else _token_check(token))
     app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_changes, _errors, *checks])
     for one in OPERATIONS:
-        path = one.path.replace("{name}", "{name:.+}")
+        path = one.path.replace("{name}", r"{name:[\s\S]+}")
         handler = getattr(handlers, one.name)
         if one.method == "GET":
             app.router.add_get(path, handler)  # takes HEAD, too

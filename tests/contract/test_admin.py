@@ -331,6 +331,7 @@ async def test_a_route_that_cannot_be_is_refused_with_a_reason(gateway: Gateway,
     assert status == 400
     assert said in message
     assert "`name`: 'a b' is not a name" in (await refused(gateway, "PUT", "/admin/v1/routes/a%20b", {"pool": "p"}))[1]
+    assert (await refused(gateway, "PUT", "/admin/v1/routes/a%0Ab", {"pool": "p"}))[0] == 400
 
 
 async def test_what_no_endpoint_can_be_made_of_is_listed_with_the_reason_and_can_be_removed(
