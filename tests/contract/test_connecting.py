@@ -17,7 +17,7 @@ from gateway.upstream.connecting import Connector
 from gateway.upstream.triton.control import GrpcControl
 from tests.harness import free_port
 
-HERE, OTHER, NOWHERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+HERE, OTHER, NOWHERE = "127.0.0.1", "127.77.0.2", "127.77.0.3"  # that no other test is a client from
 
 
 class Greeted(asyncio.Protocol):
