@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from gateway.configuration import Origins, Setting
 from gateway.reload import ReloadError
 from gateway.upstream.triton.token_form import end_id
 from gateway.upstream.triton.tokens import TokenizerError, load_tokenizer
+from headrace.fleet_text import STANDARD_INPUT, ReadError, read_fleet_text, read_text
 from headrace.settings import ADDRESSES, Settings, read_settings
 from router.spec.fleet import FleetSpec, GatewaySpec, PoolSpec, ReplaceSpec, SecretSpec
 from router.spec.strict import Problem, Reading, path_text, read_fleet
@@ -34,7 +34,6 @@ from router.spec.units import has_expired, is_loopback
 from router.spec.yaml_nodes import MAX_CHARACTERS
 
 MAX_TEMPLATE_BYTES = 1024 * 1024
-STANDARD_INPUT = Path("-")
 
 logger = logging.getLogger("headrace.gateway")
 
@@ -86,24 +85,26 @@ def size_text(size: Mapping[str, int]) -> str:
 
 
 def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
-    """Read the fleet file at `path`, or standard input where that is `-`, with the overrides in `environ`.
+    """Read the fleet file at `path`, a folder of them, or standard input where that is `-`, with the overrides in
+    `environ`.
 
     Raises `ConfigError` with every problem of the file, its templates and the overrides.
     """
     settings, problems, warnings = read_settings(environ)
     try:
-        text = _read_text(path, 4 * MAX_CHARACTERS)
-    except _ReadError as error:
+        source = read_fleet_text(path, 4 * MAX_CHARACTERS)
+    except ReadError as error:
         raise ConfigError(path, [Problem("", f"{error}"), *problems]) from None
-    reading = read_fleet(text)
-    spec, template_problems = _with_templates(reading, path.parent)
-    problems = [*reading.problems, *template_problems, *problems]
+    reading = read_fleet(source.text)
+    spec, template_problems = _with_templates(reading, source.folder)
+    problems = [*map(source.located, (*reading.problems, *template_problems)), *problems]
     if spec is not None and not problems:
         content_hash = _content_hash(spec)
         spec = settings.applied_to(spec)
         problems = settings.clashes(spec.gateway)
         if not problems:
-            warnings = [*reading.warnings, *_expired(reading, spec), *_open_admin(reading, spec, settings), *warnings]
+            found = [*reading.warnings, *_expired(reading, spec), *_open_admin(reading, spec, settings)]
+            warnings = [*map(source.located, found), *warnings]
             given = frozenset(path_text(one) for one in reading.places if "endpoints" not in one[:3])
             return LoadedFleet(spec, settings, content_hash, path, warnings, given)
     raise ConfigError(path, problems)
@@ -128,31 +129,6 @@ async def read_again(path: Path) -> tuple[FleetSpec, str, frozenset[str]]:
     return loaded.spec, loaded.content_hash, loaded.given
 
 
-class _ReadError(Exception):
-    """Why a file could not be read, as the end of a sentence."""
-
-
-def _read_text(path: Path, limit: int) -> str:
-    try:
-        if path == STANDARD_INPUT:
-            data = sys.stdin.buffer.read(limit + 1)
-        else:
-            with path.open("rb") as file:
-                data = file.read(limit + 1)
-    except FileNotFoundError:
-        raise _ReadError("no such file") from None
-    except IsADirectoryError:
-        raise _ReadError("is a directory, not a file") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise _ReadError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > limit:
-        raise _ReadError(f"is larger than {limit} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise _ReadError(f"is not UTF-8 text (byte {error.start + 1})") from None
-
-
 def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, list[Problem]]:
     """What could be read of the fleet, with template files as text, and the problems with those files."""
     fleet = reading.readable
@@ -165,8 +141,8 @@ def _with_templates(reading: Reading, folder: Path) -> tuple[FleetSpec | None, l
         if template is not None and template.file is not None:
             file = folder / template.file
             try:
-                template = structs.replace(template, file=None, text=_read_text(file, MAX_TEMPLATE_BYTES))
-            except _ReadError as error:
+                template = structs.replace(template, file=None, text=read_text(file, MAX_TEMPLATE_BYTES))
+            except ReadError as error:
                 problems.append(reading.problem_at((*where, "file"), f"template {file}: {error}"))
         if template is not None and template.text is not None:
             try:

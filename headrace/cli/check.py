@@ -29,7 +29,10 @@ class CheckReport(msgspec.Struct, frozen=True):
 
 def check(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The fleet file; - for standard input.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The fleet file, or a folder of them; - for standard input.", show_default=False
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
 ) -> None:

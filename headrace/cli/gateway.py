@@ -31,7 +31,10 @@ logger = logging.getLogger("headrace.gateway")
 def gateway(
     context: typer.Context,
     config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="The fleet file.", envvar="HEADRACE_CONFIG")
+        Path,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="The fleet file, or a folder of them.", envvar="HEADRACE_CONFIG"
+        ),
     ],
     workers: Annotated[
         int, typer.Option("--workers", "-w", metavar="N", min=1, max=MOST_WORKERS, help="Processes that serve.")

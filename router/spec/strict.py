@@ -68,10 +68,12 @@ class Problem(msgspec.Struct, frozen=True):
     line: int | None = None
     """From 1; None for what is not in a file."""
     column: int | None = None
+    file: str | None = None
+    """Which one, where a fleet is read from several."""
 
     def render(self, file: str) -> str:
         """`FILE:LINE:COLUMN: path: message`, without the parts there are none of; a variable has no file."""
-        where = f"{file}:{self.line}:{self.column}" if self.line is not None else "" if self.path else file
+        where = f"{self.file or file}:{self.line}:{self.column}" if self.line is not None else "" if self.path else file
         return ": ".join(part for part in (where, self.path, self.message) if part)
 
 

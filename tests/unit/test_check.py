@@ -94,10 +94,10 @@ def test_json_is_one_object_either_way(tmp_path: Path) -> None:
     report = json.loads(output)
     assert code == 1
     assert report["errors"] == [
-        {"path": "routs", "message": "unknown key; did you mean routes?", "line": 2, "column": 1}
+        {"path": "routs", "message": "unknown key; did you mean routes?", "line": 2, "column": 1, "file": None}
     ]
     report = json.loads(run("check", str(tmp_path / "none.yaml"), "--json")[1])
-    assert report["errors"] == [{"path": "", "message": "no such file", "line": None, "column": None}]
+    assert report["errors"] == [{"path": "", "message": "no such file", "line": None, "column": None, "file": None}]
 
 
 def test_the_check_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,6 @@ def test_a_mistake_in_a_template_shows_when_the_file_is_loaded(file: Path) -> No
 def test_a_file_that_cannot_be_read_gets_one_sentence(tmp_path: Path) -> None:
     missing = tmp_path / "none.yaml"
     assert refusal(missing) == [f"{missing}: no such file"]
-    assert refusal(tmp_path) == [f"{tmp_path}: is a directory, not a file"]
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("fleet: dé".encode("latin-1"))
     assert refusal(latin) == [f"{latin}: is not UTF-8 text (byte 9)"]
@@ -205,3 +204,28 @@ def test_settings_do_not_show_their_secrets(file: Path) -> None:
 def test_every_variable_is_in_the_configuration_reference() -> None:
     reference = (ROOT / "docs" / "configuration.md").read_text()
     assert all(f"`{variable}`" in reference for variable in VARIABLES)
+
+
+def test_the_files_of_a_folder_are_one_fleet(file: Path) -> None:
+    folder = file.parent
+    (folder / "tenants.yaml").write_text("---\n# by hand\ntenants:\n  search: {keys: [{sha256: " + "a" * 64 + "}]}")
+    (folder / "unread.json").write_text("nonsense")
+    loaded = load_fleet(folder, {})
+    assert (loaded.spec.fleet, [*loaded.spec.pools], [*loaded.spec.tenants]) == ("demo", ["smollm"], ["search"])
+    assert load_fleet(file, {}).content_hash != loaded.content_hash
+
+
+def test_a_mistake_in_a_folder_is_told_with_its_own_file_and_line(file: Path) -> None:
+    folder = file.parent
+    (folder / "tenants.yaml").write_text("---\ntenants:\n  search: {prioritty: batch}\n")
+    file.write_text(FILE.replace("smollm2: {pool: smollm}", "smollm2: {pool: smol}"))
+    assert refusal(folder) == [
+        f"{file}:8:20: routes.smollm2.pool: no pool is named smol; did you mean smollm?",
+        f"{folder / 'tenants.yaml'}:3:12: tenants.search.prioritty: unknown key; did you mean priority?",
+    ]
+
+
+def test_what_a_folder_lacks_is_told(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == [f"{tmp_path}: is a folder without any *.yaml"]
+    (tmp_path / "a.yaml").mkdir()
+    assert refusal(tmp_path) == [f"{tmp_path}: a.yaml is a directory, not a file"]
