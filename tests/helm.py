@@ -1,0 +1,90 @@
+"""Helm's own engine, in a process of its own: a Go runtime has threads and signal handlers that tests of a server are
+better off without.
+
+The process answers one JSON object a line with another: `python -m tests.helm` is its program, `Helm` what tests use.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "helm" / "headrace"
+EXAMPLES = sorted((ROOT / "helm" / "examples").glob("*.yaml"))
+RELEASE, NAMESPACE = "headrace", "ai"
+
+Document = dict[str, Any]
+
+
+class HelmError(Exception):
+    """What Helm refused, in its words."""
+
+
+class Helm:
+    """The chart in Helm's hands."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.helm"]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, type_: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        self._process.communicate(timeout=30)
+
+    def files(self, values: Document, release: str = RELEASE) -> dict[str, str]:
+        """What each template makes of `values`, by its path in the chart. Raises HelmError."""
+        rendered: dict[str, str] = self._ask({"render": values, "release": release})
+        return {name.removeprefix("headrace/templates/"): text for name, text in rendered.items()}
+
+    def documents(self, values: Document, release: str = RELEASE) -> list[Document]:
+        """The manifests that `helm install` would send."""
+        texts = [text for name, text in self.files(values, release).items() if name != "NOTES.txt"]
+        return [one for text in texts for one in yaml.load_all(text, yaml.CSafeLoader) if one is not None]
+
+    def lint(self, values: Document) -> list[str]:
+        """What `helm lint --strict` has against the chart."""
+        return [
+            f"{one['path']}: {one['error']}" for one in self._ask({"lint": values})["messages"] if one["severity"] > 1
+        ]
+
+    def _ask(self, question: Document) -> Any:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps(question) + "\n")
+        stdin.flush()
+        answer = json.loads(stdout.readline())
+        if "refused" in answer:
+            raise HelmError(answer["refused"])
+        return answer["done"]
+
+
+def _serve() -> None:
+    import helm_python
+
+    with helm_python.Chart.load(CHART) as chart:
+        for line in sys.stdin:
+            question = json.loads(line)
+            try:
+                if "lint" in question:
+                    done: Document = helm_python.lint(CHART, question["lint"], strict=True)
+                else:
+                    done = chart.render(question["render"], name=question["release"], namespace=NAMESPACE)
+            except helm_python.HelmError as error:
+                answer: Document = {"refused": str(error)}
+            else:
+                answer = {"done": done}
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
