@@ -30,7 +30,7 @@ COUNT = int(os.environ.get("ATTACK_CONNECTIONS", "0"))
 KINDS = os.environ.get("ATTACK_KINDS", "").split()
 RATE = float(os.environ.get("ATTACK_RATE", "500"))
 WINDOW_S, ROUNDS = (3.0, 2) if COUNT else (0.2, 1)
-SETTLE_S = 5.0 if COUNT else 0.0
+SETTLE_S = 15.0 if COUNT else 0.0
 """Until an attack is under way: first requests come all at once, to an engine in the process that measures."""
 LARGE_BYTES = 400 * 1024
 """More than a gateway and the kernel hold of an answer that nobody reads."""
@@ -60,7 +60,7 @@ async def gateway(folder: Path, *, tls: TlsSpec | None = None) -> AsyncIterator[
             routes={**spec.routes, **{route: RouteSpec(pool=route) for route in pools}},
         )
         http, admin, grpc_ = (f"127.0.0.1:{free_port()}" for _ in range(3))
-        caps = ClientsSpec(streams_per_connection=100)
+        caps = ClientsSpec(streams_per_connection=100, streams_per_peer=200)
         addresses = GatewaySpec(http=http, admin=admin, grpc=grpc_, drain=AT_ONCE, clients=caps, tls=tls)
         async with command(folder, whole, addresses, workers=1) as running:
             await running.until(lambda state: state["status"] == "ready")
