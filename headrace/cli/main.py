@@ -5,6 +5,9 @@ load a gRPC stack.
 """
 
 import importlib
+import os
+import signal
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -80,4 +83,6 @@ def _headrace(
 
 def main() -> None:
     """Entry point of the console command."""
+    if os.getpid() == 1:  # of a container: such a process ignores what it has no handler for, and it has none yet
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     app()
