@@ -110,6 +110,21 @@ def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
     raise ConfigError(path, problems)
 
 
+def load_pools(path: Path, environ: Mapping[str, str]) -> tuple[FleetSpec, Settings]:
+    """The fleet that the file describes, for who serves none of it: without the files that it names, which need not be
+    there, but with the overrides in `environ`. Raises `ConfigError`."""
+    settings, problems, _ = read_settings(environ)
+    try:
+        source = read_fleet_text(path, 4 * MAX_CHARACTERS)
+    except ReadError as error:
+        raise ConfigError(path, [Problem("", f"{error}"), *problems]) from None
+    reading = read_fleet(source.text)
+    problems = [*map(source.located, reading.problems), *problems]
+    if reading.fleet is None or problems:
+        raise ConfigError(path, problems)
+    return settings.applied_to(reading.fleet), settings
+
+
 def report_warnings(loaded: LoadedFleet) -> None:
     """Log what the operator should know of the file."""
     for warning in loaded.warnings:

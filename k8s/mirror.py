@@ -31,7 +31,7 @@ import msgspec
 from k8s.objects import Bookmark, Event, Object, Page, Status
 
 PAGE_ITEMS: Final = 500
-WATCH_S: Final = 45.0
+WATCH_S: Final = 20.0
 """After that, and up to half of it more, the server is asked to end a watch."""
 SILENCE_S: Final = 1.5 * WATCH_S + 5
 """A watch that has neither told anything nor ended for so long is dead."""
@@ -41,6 +41,7 @@ LONGEST_PAUSE_S: Final = 10.0
 _LASTED_S: Final = 1.0
 """A watch that was open for so long was no failure, even if it told nothing."""
 _GONE: Final = 410
+_REFUSALS: Final = (403, 404)
 
 T = TypeVar("T", bound=Object)
 
@@ -81,6 +82,8 @@ class Mirror(Generic[T]):
         """A list has been complete: what is not among the objects is not there."""
         self.error: str | None = None
         """Why it could not list or watch the last time it tried; None when it can."""
+        self.refused = False
+        """The server answers that this client may not, or that there is nothing of this kind."""
         self.unreadable: str | None = None
         """The last object that could not be read and was passed over."""
         self._decoder = msgspec.json.Decoder(kind)
@@ -143,14 +146,14 @@ class Mirror(Generic[T]):
             self.revision += 1
         self._listing = {}
         self._version = page.metadata.resource_version
-        self.synced, self.error = True, None
+        self.synced, self.error, self.refused = True, None, False
         self._told = False
         self._in_touch = now
 
     def watch_opened(self, now: float) -> None:
         """The server has begun to answer a watch."""
         self._opened = self._in_touch = now
-        self.error = None
+        self.error, self.refused = None, False
 
     def event(self, line: bytes, now: float) -> bool:
         """A line of the watch came, whole. False if the watch is over: no more of its lines count."""
@@ -199,6 +202,7 @@ class Mirror(Generic[T]):
             self._pausing = not self._told
         else:
             self.error = why
+            self.refused = status in _REFUSALS
             self._pausing = True
         self._told = False
 

@@ -2,7 +2,7 @@
 
 Those under `headrace.dev/` are ours: whoever writes a workload may set them on the pod template, as a label or as an
 annotation, the annotation wins. The others belong to Kubernetes, to LeaderWorkerSet and to the clouds, and nobody has
-to set them by hand.
+to set them by hand. `docs/kubernetes.md` shows the same tables to users, and a test holds every name to be there.
 """
 
 from typing import Final

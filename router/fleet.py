@@ -77,18 +77,26 @@ class Endpoint:
 
     @property
     def phase(self) -> Phase:
-        """The phase that counts: an operator's drain goes before what probes say, unless the endpoint is down, and so
-        does an ejection."""
-        state = self.state
-        if self.spec.drain and state.phase in ("ready", "warming"):
-            return "draining"
-        if state.outlier.shut and state.phase in ("ready", "warming"):
-            return "unhealthy"
+        """The phase that counts: what its cluster says goes before an operator's drain, and both before what probes
+        say, unless the endpoint is down, and so does an ejection. What the cluster has not seen ready is starting,
+        whatever it answers."""
+        state, spec = self.state, self.spec
+        if state.phase in ("ready", "warming"):
+            if spec.phase is not None:
+                return spec.phase
+            if spec.drain:
+                return "draining"
+            if state.outlier.shut:
+                return "unhealthy"
+        elif spec.phase == "starting":
+            return "starting"
         return state.phase
 
     @property
     def detail(self) -> str:
         """Why the endpoint is in its phase, for people."""
+        if self.spec.phase is not None and self.phase == self.spec.phase:
+            return self.spec.why
         return self.state.outlier.detail or self.state.detail
 
 

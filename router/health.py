@@ -78,8 +78,9 @@ def spare_the_last(pool: Pool, now: float) -> list[Endpoint]:
     spared = [
         endpoint
         for endpoint in pool.endpoints
-        if endpoint.state.outlier.ejected and endpoint.state.phase in SERVING and not endpoint.spec.drain
-    ]
+        if endpoint.state.outlier.ejected and endpoint.state.phase in SERVING
+        and not endpoint.spec.drain and endpoint.spec.phase is None
+    ]  # fmt: skip
     for endpoint in spared:
         outlier.readmit(endpoint.state.outlier, now)
     return spared

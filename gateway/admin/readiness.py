@@ -62,6 +62,14 @@ def readiness(
         degraded.append(f"redis: {state.error or 'no answer yet.'} The fleet stays as last known.")
     if state.file_differs:
         degraded.append("file_differs: another gateway has published a different fleet file, and that one is served.")
+    if state.connected and any(pool.spec.discover is not None for pool in fleet.pools.values()):
+        if state.discovery is None:
+            degraded.append(
+                "discovery: nobody publishes the endpoints of pools with `discover`, which stay as last known; is "
+                "`headrace discovery` running?"
+            )
+        else:
+            degraded += (f"discovery: {text}" for text in state.discovery.degraded[:MOST_NAMED])
     problems = [*state.problems, *fleet.problems]
     if problems:
         degraded.append(f"documents: {len(problems)} of the fleet's documents have problems; see detail.problems.")

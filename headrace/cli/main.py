@@ -19,6 +19,7 @@ from headrace.version import headrace_version
 _COMMANDS = {
     "up": ("headrace.cli.up", "up"),
     "gateway": ("headrace.cli.gateway", "gateway"),
+    "discovery": ("headrace.cli.discovery", "discovery"),
     "reload": ("headrace.cli.reload", "reload"),
     "check": ("headrace.cli.check", "check"),
     "schema": ("headrace.cli.schema", "schema"),

@@ -9,8 +9,12 @@ endpoint is one small document that survives every rewrite of the file underneat
 from typing import Literal
 
 import msgspec
+from msgspec import field
 
 from router.spec.fleet import EndpointSpec, FleetSpec, Spec
+
+ClusterPhase = Literal["starting", "draining", "preempting"]
+"""What a cluster says of an endpoint that should get no new requests."""
 
 Family = Literal["endpoints", "pools", "routes", "tenants"]
 Source = Literal["file", "discovery", "operator", "cli"]
@@ -23,10 +27,17 @@ SCHEMA_VERSION = 1
 
 
 class EndpointFields(EndpointSpec, frozen=True, kw_only=True):
-    """What an endpoint document holds once merged: the endpoint, its pool, and whether it is being drained."""
+    """What an endpoint document holds once merged: the endpoint, its pool, whether it is being drained, and what its
+    cluster says of it."""
 
     pool: str
     drain: bool = False
+    phase: ClusterPhase | None = None
+    why: str = ""
+    """Why it is in that phase, for people."""
+    instance_type: str | None = None
+    gpu: str | None = None
+    """Product name of its GPUs."""
 
 
 class Document(Spec, frozen=True, kw_only=True):
@@ -42,6 +53,15 @@ class Document(Spec, frozen=True, kw_only=True):
     schema: int = SCHEMA_VERSION
     content_hash: str | None = None
     """On `file` documents: the hash of the file they came from."""
+
+
+class DiscoveryReport(Spec, frozen=True, kw_only=True):
+    """What whoever publishes discovered endpoints says of itself every few seconds; without it nobody does."""
+
+    by: str
+    """Which replica it is."""
+    degraded: list[str] = field(default_factory=list)
+    """What is not as it should be, one sentence each: above all, that it no longer hears from the cluster."""
 
 
 def file_documents(fleet: FleetSpec, *, content_hash: str) -> list[Document]:

@@ -206,6 +206,8 @@ class PoolSpec(Spec, frozen=True, kw_only=True):
     transport: Transport = "grpc"
     """How OpenAI requests get to engines of protocol `triton`: over gRPC, or over HTTP with `generate_stream`."""
     endpoints: list[EndpointSpec] = field(default_factory=list)
+    discover: DiscoverSpec | None = None
+    """Pods of a Kubernetes cluster that are endpoints besides, as `headrace discovery` finds them."""
     credentials: Literal["none", "forward"] | ReplaceSpec = "none"
     """What engines are sent as `Authorization`: nothing, the client's own, or a token of the gateway's
     (`{replace: {file: PATH}}`)."""

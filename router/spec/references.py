@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from router.spec.fleet import (
     ChatTemplateSpec,
     ClientsSpec,
+    DiscoverSpec,
     EndpointSpec,
     FleetSpec,
     GatewaySpec,
@@ -57,6 +58,11 @@ def findings(fleet: FleetSpec, pools: Collection[str]) -> Iterator[Finding]:
     yield from _endpoints(fleet)
     for name, route in fleet.routes.items():
         yield from route_findings(("routes", name), route, pools)
+    if fleet.redis is None:
+        for name, pool in fleet.pools.items():
+            if pool.discover is not None:
+                message = "has no effect without `redis`, through which gateways learn what is discovered"
+                yield Finding(("pools", name, "discover"), message, warning=True)
     if not fleet.routes:
         yield Finding((), "no routes: nothing is served until one is set from elsewhere", warning=True)
     else:
@@ -141,7 +147,9 @@ def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:
         if fault := address_fault(endpoint, pool):
             # At the endpoint: where a mistake inside it is the reason, this is only its consequence.
             yield Finding((*path, "endpoints", index), str(fault))
-    if not pool.endpoints:
+    if pool.discover is not None:
+        yield from _discover((*path, "discover"), pool.discover)
+    elif not pool.endpoints:
         yield Finding(path, "no endpoints: it serves nothing until one is added from elsewhere", warning=True)
     if pool.protocol == "openai" and pool.transport == "http":
         message = "has no effect: engines of protocol openai are always called over HTTP"
@@ -171,6 +179,15 @@ def _pool(path: Path, pool: PoolSpec) -> Iterator[Finding]:
     if seconds(pool.ping) < _SHORTEST_PING_S:
         message = f"{pool.ping} is shorter than most gaps between tokens: streams will carry more pings than text"
         yield Finding((*path, "ping"), message, warning=True)
+
+
+def _discover(path: Path, discover: DiscoverSpec) -> Iterator[Finding]:
+    if discover.selector is None and discover.inference_pool is None:
+        yield Finding(path, "needs `selector` or `inference_pool`")
+    elif discover.selector is not None and discover.inference_pool is not None:
+        yield Finding(path, "has both `selector` and `inference_pool`; keep one")
+    if discover.inference_pool is not None and discover.namespace == "*":
+        yield Finding((*path, "namespace"), "may not be * with `inference_pool`, which is in one namespace")
 
 
 def _chat_template(path: Path, template: ChatTemplateSpec, protocol: str) -> Iterator[Finding]:

@@ -4,10 +4,12 @@ With no Redis configured there is nothing to follow and nowhere to write to: the
 write says which key to add. With a Redis that cannot be reached the file's documents are the fleet until it can.
 """
 
-from router.spec.documents import Document, Family, Source
+import time
+
+from router.spec.documents import DiscoveryReport, Document, Family, Source
 from router.state.errors import StateUnavailable
 from router.state.follower import FleetFollower, FleetStatus, OnDocuments
-from router.state.store import DocumentStore
+from router.state.store import DocumentStore, Mark
 
 START_WAIT_S = 1.5
 OWN_WRITE_WAIT_S = 1.0
@@ -82,6 +84,28 @@ class FleetState:
         """Removes a source's document. Raises `StateUnavailable`."""
         store, follower = self._writable()
         await follower.saw(await store.delete(family, id_, source), OWN_WRITE_WAIT_S)
+
+    async def replace_discovered(self, documents: list[Document]) -> bool:
+        """Makes `documents` all that discovery says. False if another has published in the meantime: look again at
+        who leads. Raises `StateUnavailable`.
+
+        Its mark is later than that of the publication it replaces, whatever this machine's clock says, and a
+        publication that is later still is left alone: a leader that slept through the election of another cannot undo
+        what that one has published.
+        """
+        store, follower = self._writable()
+        before = follower.mark("discovery")
+        mark = Mark(max(time.time_ns() // 1_000_000, before.published_ms + 1 if before else 0), "")
+        change = await store.replace_source("discovery", documents, mark, even_later=False)
+        if not change:
+            return False
+        await follower.saw(change, OWN_WRITE_WAIT_S)
+        return True
+
+    async def report(self, report: DiscoveryReport | None) -> None:
+        """Says how discovery is; with None, that it has ended. Raises `StateUnavailable`."""
+        store, _ = self._writable()
+        await store.report(report)
 
     def _writable(self) -> tuple[DocumentStore, FleetFollower]:
         if self._store is None or self._follower is None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from router.spec.documents import FAMILIES, Document, Family
+from router.spec.documents import FAMILIES, DiscoveryReport, Document, Family, Source
 from router.state.errors import StateUnavailable
 from router.state.store import NO_CHANGE, REDIS_FAILURES, DocumentStore, Mark, Revision, Snapshot
 
@@ -48,6 +48,8 @@ class FleetStatus:
     error: str | None = None
     """Why Redis is lost, or the last thing it refused."""
     problems: tuple[str, ...] = ()
+    discovery: DiscoveryReport | None = None
+    """What discovery last said of itself; None if there is none, or it has not spoken for too long."""
 
 
 class FleetFollower:
@@ -109,6 +111,12 @@ class FleetFollower:
                 await self._task
             self._task = None
 
+    def mark(self, source: Source) -> Mark | None:
+        """The latest publication of `source`, as far as it is known."""
+        marks = (self._known or Snapshot()).marks
+        found = [marks[family, source] for family in FAMILIES if (family, source) in marks]
+        return max(found, key=lambda mark: mark.published_ms, default=None)
+
     async def saw(self, change: str, wait_s: float) -> None:
         """Returns when the change with this id has been handed on, after `wait_s` seconds at most."""
         with suppress(TimeoutError):
@@ -139,7 +147,9 @@ class FleetFollower:
         while not self._stopping:
             known = self._known or Snapshot()
             await self._store.wait_for_change(known.last_change)
-            if self._publication_due or known.broken or self._missed(await self._store.revision(), known):
+            revision = await self._store.revision()
+            self.status = replace(self.status, discovery=revision.report)
+            if self._publication_due or known.broken or self._missed(revision, known):
                 await self._catch_up()
 
     @staticmethod
@@ -197,6 +207,7 @@ class FleetFollower:
         self.status = replace(
             self.status,
             file_differs=differs,
+            discovery=snapshot.report,
             error=refused[-1] if refused else None,
             problems=(*snapshot.problems, *refused),
         )

@@ -2,6 +2,7 @@
 
     headrace:{<fleet>}:endpoints | pools | routes     field `<source>/<id>`, value a JSON `Document`
     headrace:{<fleet>}:changes                        one entry per write
+    headrace:{<fleet>}:discovery                      how discovery is, forgotten if it does not say so again
 
 The braces are literal: a cluster hash tag that keeps all keys of a fleet in one slot, so that a script may touch them
 together. The stream only says that something changed. Whoever reads it loads all documents again (a fleet has
@@ -24,7 +25,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from router.spec.documents import FAMILIES, SOURCES, Document, Family, Source
+from router.spec.documents import FAMILIES, SOURCES, DiscoveryReport, Document, Family, Source
 from router.state import scripts
 from router.state.errors import StateUnavailable, WriteConflict
 
@@ -35,6 +36,8 @@ CHANGE_WAIT_S = 0.5
 from a quiet one. Also the longest time an emptied Redis goes unnoticed."""
 
 REDIS_FAILURES = (RedisError, OSError, asyncio.TimeoutError)
+REPORT_TTL_S = 30
+"""How long a report of discovery counts: longer than another replica needs to take over from one that died."""
 NO_CHANGE = "0-0"
 UNREADABLE = ""
 """In place of the last change's id where the key of the changes holds no stream."""
@@ -67,6 +70,7 @@ class Snapshot:
     broken: frozenset[Family] = frozenset()
     """Families whose key could not be read as a hash."""
     problems: tuple[str, ...] = ()
+    report: DiscoveryReport | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,6 +79,7 @@ class Revision:
 
     last_change: str
     epochs: dict[Family, str | None]
+    report: DiscoveryReport | None = None
 
 
 class DocumentStore:
@@ -84,6 +89,7 @@ class DocumentStore:
         self.address = without_credentials(url)
         self._keys = {family: f"headrace:{{{fleet}}}:{family}" for family in FAMILIES}
         self._changes = f"headrace:{{{fleet}}}:changes"
+        self._report = f"headrace:{{{fleet}}}:discovery"
         self._redis = client(url, SOCKET_TIMEOUT_S)
         keys = [*self._keys.values(), self._changes]
         self._scripts = {
@@ -105,6 +111,7 @@ class DocumentStore:
             transaction.xrevrange(self._changes, count=1)
             for key in self._keys.values():
                 transaction.hgetall(key)
+            transaction.get(self._report)
             answers = await transaction.execute(raise_on_error=False)
         snapshot = Snapshot()
         problems: list[str] = []
@@ -114,7 +121,7 @@ class DocumentStore:
         else:
             snapshot.last_change = _last_id(answers[0])
         broken: set[Family] = set()
-        for family, answer in zip(FAMILIES, answers[1:], strict=True):
+        for family, answer in zip(FAMILIES, answers[1:-1], strict=True):
             if isinstance(answer, Exception):
                 problems.append(_refused(self._keys[family], answer))
                 broken.add(family)
@@ -124,6 +131,7 @@ class DocumentStore:
                     _read_field(snapshot, problems, family, name, value)
         snapshot.broken = frozenset(broken)
         snapshot.problems = tuple(problems)
+        snapshot.report = _read_report(answers[-1])
         return snapshot
 
     async def revision(self) -> Revision:
@@ -132,7 +140,8 @@ class DocumentStore:
             transaction.xrevrange(self._changes, count=1)
             for key in self._keys.values():
                 transaction.hget(key, "@epoch")
-            last, *epochs = await transaction.execute(raise_on_error=False)
+            transaction.get(self._report)
+            last, *epochs, report = await transaction.execute(raise_on_error=False)
         return Revision(
             UNREADABLE if isinstance(last, Exception) else _last_id(last),
             {
@@ -140,6 +149,7 @@ class DocumentStore:
                 for family, epoch in zip(FAMILIES, epochs, strict=True)
                 if not isinstance(epoch, Exception)
             },
+            _read_report(report),
         )
 
     async def wait_for_change(self, after: str) -> None:
@@ -180,6 +190,16 @@ class DocumentStore:
                 raise ValueError(f"a document of source {document.source} among those of {source}")
             arguments += [_index(document.family), _field_of(document), _encoded(document)]
         return await self._run("replace", arguments)
+
+    async def report(self, report: DiscoveryReport | None) -> None:
+        """Says how discovery is, for `REPORT_TTL_S`; with None, that it has ended. Raises `StateUnavailable`."""
+        try:
+            if report is None:
+                await self._redis.delete(self._report)
+            else:
+                await self._redis.set(self._report, msgspec.json.encode(report), ex=REPORT_TTL_S)
+        except REDIS_FAILURES as error:
+            raise StateUnavailable(self.describe(error)) from error
 
     async def restore(self, known: Snapshot) -> None:
         """Puts back the documents of `known` that are gone, leaving what was written since. Raises `StateUnavailable`.
@@ -269,6 +289,15 @@ def _read_field(snapshot: Snapshot, problems: list[str], family: Family, name: b
         problems.append(f"The document {text!r} of {family} in Redis says it is another one and is skipped.")
         return
     snapshot.documents[family, document.source, document.id] = document
+
+
+def _read_report(answer: Any) -> DiscoveryReport | None:
+    if not isinstance(answer, bytes):
+        return None
+    try:
+        return msgspec.json.decode(answer, type=DiscoveryReport)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def without_credentials(url: str) -> str:

@@ -1,6 +1,7 @@
 """When a gateway is ready, and what only degrades it."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -9,8 +10,8 @@ from gateway.admin.readiness import readiness
 from gateway.admin.view import Workers
 from router.fleet import FleetView, compile_view
 from router.merge import merge
-from router.spec.documents import file_documents
-from router.spec.fleet import FleetSpec
+from router.spec.documents import DiscoveryReport, file_documents
+from router.spec.fleet import DiscoverSpec, FleetSpec
 from router.state.follower import FleetStatus
 
 CONNECTED = FleetStatus(connected=True)
@@ -64,6 +65,19 @@ def test_a_lost_redis_and_another_file_degrade_but_do_not_take_the_gateway_away(
 
 def test_a_gateway_without_redis_is_not_degraded_by_that() -> None:
     assert readiness("serving", fleet(), FleetStatus(configured=False)).degraded == []
+
+
+def test_a_discovery_that_is_silent_or_in_trouble_degrades_only_fleets_that_discover() -> None:
+    troubled = FleetStatus(connected=True, discovery=DiscoveryReport(by="x", degraded=["nodes: forbidden"]))
+    assert readiness("serving", fleet(), troubled).degraded == []
+    view = fleet()
+    pool = view.pools["p"]
+    discover = msgspec.structs.replace(pool.spec, discover=DiscoverSpec(selector="a=b"))
+    view.pools["p"] = replace(pool, spec=discover)
+    assert readiness("serving", view, troubled).degraded == ["discovery: nodes: forbidden"]
+    assert "headrace discovery" in readiness("serving", view, CONNECTED).degraded[0]
+    answer = readiness("serving", view, FleetStatus(connected=True, discovery=DiscoveryReport(by="x")))
+    assert (answer.status, answer.degraded) == ("ready", [])
 
 
 def test_one_worker_is_enough_to_be_ready_and_fewer_than_configured_is_degraded() -> None:

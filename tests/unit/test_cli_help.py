@@ -27,6 +27,7 @@ def test_the_version_is_that_of_the_distribution_and_tells_whether_the_relay_is_
         "",
         "up",
         "gateway",
+        "discovery",
         "reload",
         "check",
         "schema",

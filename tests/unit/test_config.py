@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import ConfigError, LoadedFleet, load_fleet
+from headrace.config import ConfigError, LoadedFleet, load_fleet, load_pools
 from headrace.settings import VARIABLES
 
 ROOT = Path(__file__).parents[2]
@@ -229,3 +229,17 @@ def test_what_a_folder_lacks_is_told(tmp_path: Path) -> None:
     assert refusal(tmp_path) == [f"{tmp_path}: is a folder without any *.yaml"]
     (tmp_path / "a.yaml").mkdir()
     assert refusal(tmp_path) == [f"{tmp_path}: a.yaml is a directory, not a file"]
+
+
+def test_who_serves_no_pool_needs_none_of_the_files_that_pools_name(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FILE)
+    spec, settings = load_pools(file, {"HEADRACE_REDIS_URL": "redis://r:6379", "HEADRACE_LOG_LEVEL": "debug"})
+    assert spec.redis is not None
+    assert (spec.redis.url, settings.log_level, list(spec.pools)) == ("redis://r:6379", "debug", ["smollm"])
+    for text in (FILE.replace("model: ensemble", "modle: ensemble"), FILE.replace("fleet: demo", "")):
+        file.write_text(text)
+        with pytest.raises(ConfigError):
+            load_pools(file, {})
+    with pytest.raises(ConfigError, match="no such file"):
+        load_pools(tmp_path / "other.yaml", {})

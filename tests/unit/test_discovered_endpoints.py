@@ -1,6 +1,7 @@
 """What endpoints discovery makes of pods and nodes."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from router.spec.fleet import DiscoverSpec, PoolSpec, Protocol
 from router.spec.references import address_fault
 from tests.kubernetes_objects import group_pod, group_pod_json, node, pod, pod_json
 
+ROOT = Path(__file__).parents[2]
 SIZE = "leaderworkerset.sigs.k8s.io/size"
 
 
@@ -178,6 +180,14 @@ def test_ids_that_are_too_long_are_cut_and_stay_apart() -> None:
     ids = {one.spec.id for one in found.endpoints}
     assert len(ids) == 2
     assert {len(id_) for id_ in ids} == {128}
+
+
+def test_every_name_that_discovery_reads_is_in_the_manual() -> None:
+    manual = (ROOT / "docs" / "kubernetes.md").read_text()
+    known = {*names.OF_PODS, *names.OF_GROUPS, *names.SPOT_LABELS, *names.ZONE_LABELS, *names.INSTANCE_TYPE_LABELS}
+    known |= {*names.GPU_LABELS, *names.PREEMPTION_TAINTS, *names.DISRUPTION_TAINTS, *names.DRAIN_TAINTS}
+    known |= names.PREEMPTION_REASONS
+    assert {name for name in known if f"`{name}" not in manual} == set()
 
 
 texts = st.text("aZ0-./ ²", max_size=4) | st.sampled_from(

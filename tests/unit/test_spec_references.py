@@ -30,6 +30,9 @@ gateway: {http: ":8000", admin: "127.0.0.1:9090", auth: {anonymous: allow}}
 @pytest.mark.parametrize(
     ("old", "new", "line", "path", "message"),
     [
+        ("model: m", "model: m\n    discover: {}", 13, "pools.llama.discover", "needs `selector` or `inference_pool`"),
+        ("model: m", "model: m\n    discover: {selector: a, inference_pool: b}", 13, "pools.llama.discover", "has both `selector` and `inference_pool`; keep one"),
+        ("model: m", "model: m\n    discover: {inference_pool: b, namespace: '*'}", 13, "pools.llama.discover.namespace", "may not be * with `inference_pool`, which is in one namespace"),
         ("{pool: smollm, fallback", "{pool: smolm, fallback", 15, "routes.smollm2.pool", "no pool is named smolm; did you mean smollm?"),
         ("[llama]", "[zebra]", 15, "routes.smollm2.fallback[0]", "no pool is named zebra; there are smollm, llama"),
         ("{pool: llama}]", "{pool: lama}]", 16, "routes.both.pools[1].pool", "no pool is named lama; did you mean llama?"),
@@ -65,6 +68,7 @@ def test_a_contradiction_is_named_where_it_stands(old: str, new: str, line: int,
         ("model: m", "model: m\n    timeouts: {first_byte: 60s, total: 30s}", "pools.llama.timeouts.first_byte", "never reached"),
         ("model: m", "model: m\n    chat_template: {text: x}", "pools.llama.chat_template", "has no effect"),
         ("model: m", "model: m\n    transport: http", "pools.llama.transport", "has no effect"),
+        ("model: m", "model: m\n    discover: {selector: app=x}", "pools.llama.discover", "has no effect without `redis`"),
         ("model: m", "model: m\n    ping: 20ms", "pools.llama.ping", "more pings than text"),
         ("    chat_template: {text: x}\n", "", "pools.smollm", "no `chat_template`: chat requests are refused"),
         ('[{id: c, http: "http://h:3"}]', "[]", "pools.llama", "no endpoints: it serves nothing"),

@@ -22,6 +22,7 @@ from router.spec.fleet import (
     AuthSpec,
     ChatTemplateSpec,
     ClientsSpec,
+    DiscoverSpec,
     DrainSpec,
     EndpointSpec,
     FleetSpec,
@@ -113,6 +114,15 @@ def queues() -> st.SearchStrategy[QueueSpec]:
 def secrets() -> st.SearchStrategy[SecretSpec]:
     some = words.filter(bool)
     return struct(SecretSpec, env=some, file=st.none()) | struct(SecretSpec, env=st.none(), file=some)
+
+
+def discovers() -> st.SearchStrategy[DiscoverSpec]:
+    port = st.none() | st.integers(1, 65535)
+    rest = {"http": port, "grpc": port, "metrics": port, "tp": positive, "pp": positive}
+    namespace = st.none() | st.just("llm")
+    return struct(
+        DiscoverSpec, selector=words.filter(bool), inference_pool=st.none(), namespace=namespace | st.just("*"), **rest
+    ) | struct(DiscoverSpec, selector=st.none(), inference_pool=st.just("a-1.b"), namespace=namespace, **rest)
 
 
 def outliers() -> st.SearchStrategy[OutlierSpec]:
@@ -229,6 +239,7 @@ def fleets(draw: st.DrawFn) -> FleetSpec:
                     total=st.none() | durations_or_off,
                 ),
                 ping=durations_or_off,
+                discover=st.none() | discovers(),
                 probe=struct(ProbeSpec, interval=durations, timeout=durations, failures=positive),
                 outlier=outliers(),
                 max_in_flight=st.none() | st.just("off") | positive,
