@@ -456,7 +456,7 @@ class GatewaySpec(Spec, frozen=True, kw_only=True):
     clients: ClientsSpec = field(default_factory=ClientsSpec)
     body_limit: Size = "32MiB"
     """Largest request body taken on `/v1`."""
-    message_limit: Size = "64MiB"
+    message_limit: Size = "128MiB"
     """Largest message taken over gRPC; a larger one gets RESOURCE_EXHAUSTED. It is read whole before anything else."""
     retry: RetrySpec = field(default_factory=RetrySpec)
     overload: OverloadSpec = field(default_factory=OverloadSpec)
