@@ -63,6 +63,7 @@ def find_endpoints(
     endpoints: list[Discovered] = []
     problems: list[str] = []
     for members in (*alone, *groups.values()):
+        members.sort(key=lambda one: one.metadata.name)  # of two reasons the same one is told, however they came
         leader = _leader(members)
         if leader is None:
             continue  # a group whose leader is not there yet, or has ended

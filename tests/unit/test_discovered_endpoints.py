@@ -255,3 +255,12 @@ def test_whatever_there_is_what_comes_out_could_be_published(
     shuffled = list(decoded)
     random.shuffle(shuffled)
     assert find(shuffled, known, protocol) == found, "the order in which they were heard of does not count"
+
+
+def test_of_two_reasons_the_same_one_is_told_however_pods_were_heard_of() -> None:
+    members = [
+        msgspec.json.decode(msgspec.json.encode(group_pod_json(index, group=0, size=None, node=on)), type=Pod)
+        for index, on in enumerate(("n1", "n2"))
+    ]
+    known = [node("n1", taints=["ToBeDeletedByClusterAutoscaler"]), node("n2", cordoned=True)]
+    assert find(members, known, "openai") == find(members[::-1], known, "openai")
