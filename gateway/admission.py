@@ -142,8 +142,10 @@ class Admission:
 
         `size`: bytes of the request's body, of which `kept` are in memory while it waits. `answer`: the tokens it may
         have, if it says. `deadline`: loop time when it must have started, besides its timeouts. Raises ApiError (429 or
-        503), here and from the future, for a request that does not get in.
+        503), here and from the future, for a request that does not get in, and UpstreamError for a cancelled one.
         """
+        if exchange.cancelled is not None:
+            raise exchange.cancelled
         if standing.priority == "batch":
             self._overload.admit_batch()
         free = decided.free

@@ -4,8 +4,8 @@ What is in `gateway` and `redis` is this gateway's own: from its file, a variabl
 fleet is made of documents, laid over one another field by field (`router.merge`): a value comes from the strongest that
 has its field. A document of the source `file` that another gateway has published is told apart from one's own file.
 
-Secrets are not shown: passwords in URLs are masked, of the admin token only whether there is one. Keys are known by
-their hashes, as everywhere.
+Secrets are not shown: passwords and queries in URLs are masked, of the admin token only whether there is one. Keys are
+known by their hashes, as everywhere.
 """
 
 import re
@@ -26,7 +26,8 @@ MOST_ROWS = 10_000
 SHOWN_CHARACTERS = 1000
 """Of a text; a chat template may have many."""
 MASK = "***"
-_CREDENTIALS = re.compile(r"(?<=://)[^@\s]*@")
+_CREDENTIALS = re.compile(r"(?<=://)\S*@")  # up to the last: a password may hold one
+_QUERY = re.compile(r"(?<=\?)\S+")
 _STRENGTH = {source: strength for strength, source in enumerate(SOURCES)}
 
 
@@ -184,6 +185,8 @@ def masked(value: object) -> Any:
     match msgspec.to_builtins(value):
         case str(text):
             text = _CREDENTIALS.sub(f"{MASK}@", text)
+            if text.startswith(("http://", "https://")):  # where keys are put
+                text = _QUERY.sub(MASK, text)
             more = len(text) - SHOWN_CHARACTERS
             return text if more <= 0 else f"{text[:SHOWN_CHARACTERS]}... ({more} characters more)"
         case list(items):

@@ -37,6 +37,8 @@ from router.spec.wording import pattern_of, text_fault
 from router.state.errors import StateUnavailable, WriteConflict
 
 BODY_LIMIT = 1024 * 1024
+_PATH_CHARACTERS = 400
+"""What the log tells of a path: the longest name, escaped, fits."""
 
 _OPEN = frozenset(one.path for one in OPERATIONS if not one.guarded)
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -312,7 +314,7 @@ async def _changes(request: web.Request, handler: _Handler) -> web.StreamRespons
     """Have the log tell who asked for what change, and what came of it."""
     response = await handler(request)
     if request.method not in _READING:
-        what = request.method, request.rel_url.raw_path, request.remote, response.status
+        what = request.method, request.rel_url.raw_path[:_PATH_CHARACTERS], request.remote, response.status
         logger.info("%s %s, asked for by %s: %d", *what)
     return response
 

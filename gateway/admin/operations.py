@@ -92,7 +92,7 @@ OPERATIONS = (
     ),
     Operation(
         "DELETE", REQUESTS + "/{name}", "cancel_request", "End an open request: its engine and its client are told.",
-        a.CancelledRequest, refusals=(404,),
+        a.CancelledRequest, refusals=(404, 503),
     ),
     Operation("GET", LOG_LEVELS, "list_log_levels", "The loggers that have a level of their own.", a.LoggerList),
     Operation(

@@ -1,14 +1,24 @@
 """The admin API, served."""
 
 import asyncio
+import logging
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.admin.app import admin_app
 from gateway.admin.view import AdminView
 from gateway.listening import certificate, listen
 from router.spec.fleet import GatewaySpec
 from router.spec.units import is_loopback
+
+logger = logging.getLogger(__name__)
+
+
+@logger.addFilter
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a line is of more than what came: one about what is not HTTP quotes it, and that may be a token."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 class AdminServer:
@@ -19,7 +29,7 @@ class AdminServer:
         knows_clients = self._tls is not None and self._tls.client_ca is not None
         exposed = not is_loopback(self._address)
         app = admin_app(gateway, token, client_certificates=knows_clients, exposed=exposed)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, logger=logger)
         self._following: asyncio.Task[None] | None = None
         self._listening: list[asyncio.Server] = []
 

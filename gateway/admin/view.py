@@ -92,7 +92,8 @@ class AdminView(Protocol):
         """As `LogLevels.set_or_reset`, of a logger that was checked, in all its processes."""
 
     async def cancel_request(self, id_: str) -> bool:
-        """As `gateway.live_requests.cancel_request`, in whichever process it is."""
+        """As `gateway.live_requests.cancel_request`, in whichever process it is. Raises a 503 ApiError if one that may
+        have it does not answer."""
 
 
 class EndpointRow(Struct, frozen=True, kw_only=True):

@@ -37,6 +37,7 @@ from headrace.workers.channel import CancelRequest, ListRequests, Report, SetLog
 from headrace.workers.generation import Generation
 from headrace.workers.slot import Slot, WorkerError
 from headrace.workers.totals import Processes, Totals, WorkerCounts, take_over
+from router.errors import unavailable
 from router.fleet import Endpoint, FleetView, compile_view
 from router.merge import MergedFleet, merge
 from router.spec.documents import Document, file_documents
@@ -138,7 +139,12 @@ class Supervisor:
     async def cancel_request(self, id_: str) -> bool:
         question = CancelRequest(next(self._questions), id_)
         answers = await asyncio.gather(*(slot.ask(question) for slot in self._slots if slot.report is not None))
-        return any(answer is not None and answer.cancelled for answer in answers)
+        if any(answer is not None and answer.cancelled for answer in answers):
+            return True
+        if None in answers:
+            message = "A worker does not answer: if it has the request, that ends when it does. List the open requests."
+            raise unavailable(message, code="worker_silent")
+        return False
 
     def configuration(self) -> tuple[FleetSpec, Origins]:
         return self._spec, self._origins

@@ -194,6 +194,22 @@ async def test_an_id_that_no_open_request_has_is_not_found(asked: Asked, id_: st
     assert len(await asked.rows()) == 4
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b"x-headrace-admin-token: hunter2\r", b"x-headrace-admin-token hunter2", b" x-headrace-admin-token: hunter2"],
+)
+async def test_what_is_not_http_on_the_admin_port_is_refused_and_not_quoted_in_the_log(
+    line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_gateway(one_pool()) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.admin_port)
+        writer.write(b"GET /admin/v1/routes HTTP/1.1\r\nhost: x\r\n" + line + b"\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
+        writer.close()
+    assert "hunter2" not in caplog.text and "Traceback" not in caplog.text
+
+
 async def test_the_command_lists_and_cancels(asked: Asked) -> None:
     listed = await asked.headrace("list")
     assert listed.exit_code == 0, listed.output

@@ -117,6 +117,29 @@ async def test_requests_of_all_workers_are_listed_and_cancelled_over_the_one_adm
     assert (await running.samples())["headrace_live_requests",] == 0
 
 
+async def test_who_cancels_is_not_told_that_a_request_has_ended_while_its_worker_says_nothing(
+    engine: HeldEngine, running: Command
+) -> None:
+    await running.until_ready()
+    url = f"http://{running.addresses.admin}/admin/v1/requests"
+    async with streams(running.url, 2 * WORKERS) as clients, aiohttp.ClientSession() as session:
+        async with session.get(url) as response:
+            rows = (await response.json())["requests"]
+        for worker in running.workers:
+            worker.suspend()
+        try:
+            async with session.delete(f"{url}/{rows[0]['id']}") as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (503, "worker_silent")
+        finally:
+            for worker in running.workers:
+                worker.resume()
+        await asyncio.wait([client.ended for client in clients], timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        assert [b'"code":"request_cancelled"' in one.received for one in clients if one.ended.done()] == [True]
+        engine.let_go()
+        await asyncio.wait([client.ended for client in clients], timeout=10)
+        assert sum(client.complete for client in clients) == len(clients) - 1
+
+
 async def test_a_log_level_is_set_in_every_worker_and_in_those_that_come_later(
     engine: HeldEngine, running: Command
 ) -> None:

@@ -176,6 +176,20 @@ async def test_who_has_waited_as_long_as_the_route_lets_one_wait_is_told() -> No
     waiting.end()
 
 
+async def test_who_was_cancelled_before_it_came_to_the_queue_does_not_wait_in_it() -> None:
+    desk = Desk(limit=1, endpoints=1)
+    first = desk.ask()
+    first.send()
+    with Exchange(desk.live, NoClient()) as exchange:
+        exchange.cancelled = UpstreamError(Failure.CANCELLED, "ended", 410)
+        decided = plan(PromptView("chat.completions", "m", True, False, frozenset(), (), 0, 0), desk.view)
+        with pytest.raises(UpstreamError, match="ended"):
+            desk.admission.enter(exchange, decided, lambda: decided, ANYBODY, size=1, kept=1, answer=1)
+    assert desk.admission.lengths() == {"m": (0, 0)}
+    first.end()
+    assert desk.in_flight == 0
+
+
 async def test_room_is_kept_for_whoever_was_given_it() -> None:
     """Between being woken and being sent, somebody who comes first to the gateway does not come first to the engine."""
     desk = Desk(limit=1, endpoints=1)
