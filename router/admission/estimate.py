@@ -20,7 +20,7 @@ STREAMED_BYTES_PER_TOKEN = 128
 COMPLETION_TOKENS = 256
 """Tokens of an answer whose request does not say how many it may have."""
 _MOST_TOKENS = 2**40
-"""What is sent as `max_tokens` need not be a number of tokens."""
+"""What is sent as `max_tokens` need not be a number of tokens, nor what a route says of them be true."""
 
 
 def prompt_tokens(prompt: PromptView, bytes_per_token: float = BYTES_PER_TOKEN) -> int:
@@ -32,7 +32,12 @@ def prompt_tokens(prompt: PromptView, bytes_per_token: float = BYTES_PER_TOKEN) 
             break
     for part in parts:
         total += len(part) if isinstance(part, bytes) or part.isascii() else len(part.encode())
-    return math.ceil(total / bytes_per_token)
+    return tokens_in(total, bytes_per_token)
+
+
+def tokens_in(size: int, bytes_per_token: float) -> int:
+    """About how many tokens so many bytes make, of a route that may say that it is hardly any bytes each."""
+    return math.ceil(min(size / bytes_per_token, _MOST_TOKENS))
 
 
 def completion_tokens(prompt: PromptView) -> int:

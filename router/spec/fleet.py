@@ -50,6 +50,7 @@ Signature = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256
 PositiveInt = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 KvPriority = Annotated[int, Meta(ge=0, le=100)]
+Weight = Annotated[float, Meta(ge=0.001, le=1_000_000)]
 
 
 class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -237,7 +238,7 @@ class WeightedPool(Spec, frozen=True, kw_only=True):
     """One pool of a weighted split."""
 
     pool: Name
-    weight: Annotated[float, Meta(gt=0)] = 1.0
+    weight: Weight = 1.0
 
 
 class RetentionSpec(Spec, frozen=True, kw_only=True):
@@ -315,7 +316,7 @@ class TenantSpec(Spec, frozen=True, kw_only=True):
     priority: Priority = "standard"
     """The class of the tenant's requests where they have to wait: `interactive` goes before `standard`, `batch` last. A
     request may ask for a lower one (header `x-headrace-priority`)."""
-    weight: Annotated[float, Meta(gt=0)] = 1.0
+    weight: Weight = 1.0
     """The tenant's share of tokens beside others of its class, where they have to wait."""
 
 

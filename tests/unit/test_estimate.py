@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission.estimate import COMPLETION_TOKENS, completion_tokens, prompt_tokens, used
+from router.admission.estimate import COMPLETION_TOKENS, completion_tokens, prompt_tokens, tokens_in, used
 from router.admission.limits import Use
 from router.kserve_json import Opening, view
 from router.prompt import Api, PromptView, read_fields, read_prompt
@@ -30,6 +30,11 @@ def test_four_bytes_of_a_prompt_are_a_token() -> None:
 
 def test_a_route_may_say_how_many_bytes_make_a_token() -> None:
     assert prompt_tokens(seen("completions", prompt="word" * 1000), 2.5) == 1600
+
+
+@pytest.mark.parametrize("bytes_per_token", [5e-324, 1e-9])
+def test_whatever_a_route_says_of_its_tokens_there_are_no_more_than_can_be_counted(bytes_per_token: float) -> None:
+    assert prompt_tokens(seen("completions", prompt="word" * 1000), bytes_per_token) == tokens_in(1, 5e-324) == 2**40
 
 
 def test_bytes_count_and_not_characters() -> None:

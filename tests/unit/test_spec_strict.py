@@ -132,7 +132,8 @@ def test_the_example_is_correct() -> None:
         ("fleet: demo", "fleet: a/b", "1:8 fleet", "'a/b' is not a name: letters, digits and . _ -, first a letter or digit, 63 at most"),
         ("fleet: demo", "fleet: |\n  demo", "1:8 fleet", "'demo\\n' is not a name: letters, digits and . _ -, first a letter or digit, 63 at most"),
         ("{pool: smollm}", "{pools: [{pool: smollm, weight: 1e999}]}", "16:44 routes.smollm2.pools[0].weight", "is too large"),
-        ("{pool: smollm}", "{pools: [{pool: smollm, weight: 0}]}", "16:44 routes.smollm2.pools[0].weight", "must be greater than 0"),
+        ("{pool: smollm}", "{pools: [{pool: smollm, weight: 0}]}", "16:44 routes.smollm2.pools[0].weight", "must be at least 0.001"),
+        ("{pool: smollm}", "{pools: [{pool: smollm, weight: 1e7}]}", "16:44 routes.smollm2.pools[0].weight", "must be at most 1000000"),
         ("{pool: smollm}", "{pool: smollm, ? [a] : b}", "16:29 routes.smollm2", "a key must be a plain word"),
     ],
 )  # fmt: skip
