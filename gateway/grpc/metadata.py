@@ -14,7 +14,7 @@ from gateway.access import KEY_HEADERS, Access
 from gateway.admission import POSITION_HEADER
 from gateway.credentials import AUTHORIZATION
 from gateway.exchange import Origin
-from gateway.http.client_addresses import rpc_address
+from gateway.http.client_addresses import ClientAddresses
 from gateway.oidc.callers import Caller, Pending
 from gateway.request_ids import is_request_id, new_request_id
 from gateway.upstream.base import Headers, UpstreamError
@@ -31,6 +31,7 @@ class ClientMetadata:
     """The metadata of one RPC."""
 
     __slots__ = (
+        "_addresses",
         "_echoed",
         "_exposes_routing",
         "authorization",
@@ -69,8 +70,11 @@ class ClientMetadata:
     """As the client of its exchange (`gateway.exchange.Client`), to whom nothing is written before a unary call's
     end."""
 
-    def __init__(self, context: Any, access: Access, method: str, *, exposes_routing: bool) -> None:
+    def __init__(
+        self, context: Any, access: Access, addresses: ClientAddresses, method: str, *, exposes_routing: bool
+    ) -> None:
         """Without `exposes_routing`, the client is not told of endpoints."""
+        self._addresses = addresses
         self._exposes_routing = exposes_routing
         self.context = context
         self.method = method
@@ -95,7 +99,8 @@ class ClientMetadata:
 
     def origin(self) -> Origin:
         """Where the request came from; see `gateway.exchange.Client`."""
-        return Origin("grpc", f"/{SERVICE}/{self.method}", self.request_id, rpc_address(self.context.peer()))
+        client = self._addresses.rpc_client(self.context.peer(), self.context.invocation_metadata() or ())
+        return Origin("grpc", f"/{SERVICE}/{self.method}", self.request_id, client)
 
     def refuse(self, _: UpstreamError) -> None:
         """A request's message has come before anything is done about it."""

@@ -13,6 +13,7 @@ from gateway.exchange import Exchange, LiveExchanges
 from gateway.fleet import LiveFleet
 from gateway.grpc.metadata import ClientMetadata
 from gateway.grpc.statuses import OK, Status
+from gateway.http.client_addresses import ClientAddresses
 from gateway.kserve import API
 from gateway.limits import Limiter
 from gateway.metrics import UNKNOWN_ROUTE, Metrics
@@ -40,6 +41,7 @@ class Requests:
         overload: OverloadWatch,
         limiter: Limiter,
         admission: Admission,
+        addresses: ClientAddresses,
         *,
         exposes_routing: bool,
     ) -> None:
@@ -51,6 +53,7 @@ class Requests:
         self._overload = overload
         self._limiter = limiter
         self._admission = admission
+        self._addresses = addresses
         self._turns = itertools.count()
 
     def turn(self) -> int:
@@ -59,7 +62,7 @@ class Requests:
 
     def metadata(self, context: Any, method: str) -> ClientMetadata:
         """What a client sent along with an RPC."""
-        return ClientMetadata(context, self.access, method, exposes_routing=self._exposes_routing)
+        return ClientMetadata(context, self.access, self._addresses, method, exposes_routing=self._exposes_routing)
 
     def plan(self, prompt: PromptView, exchange: Exchange, view: FleetView) -> Plan:
         """Where a request goes in the fleet as its caller sees it; the exchange is told of both. Raises ApiError."""

@@ -109,7 +109,7 @@ class GrpcFront:
         self._serving = serving
         self._server: Any = None
         self._requests = requests = Requests(
-            fleet, access, live, metrics, overload, limiter, admission, exposes_routing=spec.expose_routing
+            fleet, access, live, metrics, overload, limiter, admission, addresses, exposes_routing=spec.expose_routing
         )
         unary = Unary(requests)
         bytes_in = grpc.unary_unary_rpc_method_handler
@@ -162,7 +162,7 @@ class GrpcFront:
 
         async def call(message: Any, context: Any) -> Any:
             try:
-                places = self._addresses.called(context.peer(), dict(context.invocation_metadata() or ()))
+                places = self._addresses.called(context.peer(), context.invocation_metadata() or ())
             except ApiError as error:
                 refused = status_of(error)
                 await context.abort(refused.code, refused.details)

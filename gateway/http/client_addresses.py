@@ -11,7 +11,7 @@ here is calls, by the connection and by the address that they come from.
 import functools
 import ipaddress
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 from urllib.parse import unquote
 
@@ -83,6 +83,14 @@ class ClientAddresses:
             return peer
         return client_of(peer, self._header, value, self.trusts)
 
+    def rpc_client(self, peer: str, metadata: Iterable[tuple[str, str]]) -> str:
+        """The address of the client of a gRPC call from `peer`, as gRPC names connections, with this metadata."""
+        origin = rpc_address(peer)
+        if not self._proxies:
+            return origin
+        said = [value for name, value in metadata if name == self._header]  # each proxy may add an entry of its own
+        return self.client(origin, {self._header: ",".join(said)} if said else {})
+
     def connected(self, address: str) -> "Place | None":
         """A place for a new connection; None if the address has too many."""
         if self.trusts(address):
@@ -105,13 +113,13 @@ class ClientAddresses:
             raise ApiError(429, message, type="rate_limit_error", code="too_many_requests", retry_after=_RETRY_AFTER_S)
         return place
 
-    def called(self, peer: str, metadata: Mapping[str, str]) -> "tuple[Place, Place]":
+    def called(self, peer: str, metadata: Iterable[tuple[str, str]]) -> "tuple[Place, Place]":
         """Places for a new gRPC call from `peer`, as gRPC names connections. Raises a 429 ApiError if its connection
         or its address has too many."""
         origin = rpc_address(peer)
         if self.trusts(origin):
             on_connection = _NO_PLACE
-            if self.trusts(address := self.client(origin, metadata)):
+            if self.trusts(address := self.rpc_client(peer, metadata)):
                 return _NO_PLACE, _NO_PLACE
         else:
             address = origin

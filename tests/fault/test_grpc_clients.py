@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.live_requests import RequestFilter
 from gateway.upstream.http2 import frames
 from gateway.upstream.http2.frames import FrameReader, frame
 from gateway.upstream.triton.raw import SERVICE
@@ -104,6 +105,8 @@ async def test_behind_a_trusted_proxy_calls_count_for_whom_it_names() -> None:
         assert (await told(proxy, ("x-forwarded-for", "203.0.113.9, 203.0.113.8")))[0] is EXHAUSTED
         assert (await told(proxy, ("x-forwarded-for", "203.0.113.9")))[0] is grpc.StatusCode.OK
         assert refused(running, "peer_streams") == 2
+        listed = await running.gateway.list_requests(RequestFilter())
+        assert [row.client for row in listed.requests] == ["203.0.113.7", "203.0.113.8", "127.0.0.1", "127.0.0.1"]
         for call in held:
             call.cancel()
 

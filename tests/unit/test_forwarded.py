@@ -147,3 +147,12 @@ def test_the_tables_hold_nothing_of_who_has_nothing(visits: list[tuple[str, bool
         if place is not None:
             place.leave()
     assert not capped._connections._held
+
+
+def test_each_proxy_of_a_call_may_add_an_entry_of_its_own_to_its_metadata() -> None:
+    spec = ClientsSpec(trusted_proxies=["127.0.0.1", "10.0.0.0/8"], address_header="forwarded")
+    client = ClientAddresses(spec, Metrics()).rpc_client
+    entries = [("forwarded", "for=6.6.6.6"), ("forwarded", "for=203.0.113.8"), ("forwarded", "for=10.0.0.1")]
+    assert client("ipv4:127.0.0.1:5", entries) == "203.0.113.8"
+    assert client("ipv4:127.0.0.1:5", []) == "127.0.0.1"
+    assert client("ipv4:192.0.2.1:5", entries) == "192.0.2.1", "no proxy of ours"
