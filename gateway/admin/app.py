@@ -2,7 +2,7 @@
 
 `/healthz`, `/readyz` and `/metrics` are for machines and need no token. Everything else changes or shows the fleet and
 needs one, if one is set, in the header `TOKEN_HEADER`; and a client certificate, where the port knows whose. Where
-other machines can reach the port and neither is asked for, nobody may use it.
+other machines can reach the port and neither is asked for, nobody may use it; and without a token, no web page may.
 
 Names may hold slashes (`org/model`). They may be escaped or not: routes take all of the path up to a verb at its end.
 """
@@ -59,7 +59,10 @@ def admin_app(
     `exposed` to other machines, it is for nobody."""
     handlers = _Handlers(gateway)
     checks = [_certificate_check] if client_certificates else []
-    checks.append(_closed if exposed and token is None and not client_certificates else _token_check(token))
+    if token is not None:
+        checks.append(_token_check(token))
+    else:
+        checks.append(_closed if exposed and not client_certificates else _no_page)
     app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_changes, _errors, *checks])
     for one in OPERATIONS:
         path = one.path.replace("{name}", r"{name:[\s\S]+}")
@@ -270,10 +273,10 @@ def _json(content: object, *, status: int = 200, headers: dict[str, str] | None 
     )
 
 
-def _token_check(token: str | None) -> Any:
+def _token_check(token: str) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if token is not None and _is_guarded(request):
+        if _is_guarded(request):
             given = request.headers.get(TOKEN_HEADER, "")
             if not hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode()):
                 message = "The admin token is not the one this gateway was started with."
@@ -293,6 +296,16 @@ async def _closed(request: web.Request, handler: _Handler) -> web.StreamResponse
             "The admin API can be reached from other machines and this gateway has no token to ask for: start it with "
             "HEADRACE_ADMIN_TOKEN, or have `gateway.admin` listen on 127.0.0.1."
         )
+        raise ApiError(403, message, type="authentication_error", code=TOKEN_NOT_SET)
+    return await handler(request)
+
+
+@web.middleware
+async def _no_page(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Refuse what a web page asks for, whose browser tells of it: without a token every page that is open on this
+    machine, or where the client certificate is, could change the fleet."""
+    if _is_guarded(request) and "origin" in request.headers:
+        message = "Web pages may use the admin API with its token only: start the gateway with HEADRACE_ADMIN_TOKEN."
         raise ApiError(403, message, type="authentication_error", code=TOKEN_NOT_SET)
     return await handler(request)
 

@@ -323,7 +323,7 @@ async def test_a_route_set_over_the_files_is_whole_and_removing_it_gives_the_fil
         ({"pool": "p", "fallback": ["p"]}, "`fallback[0]`: pool p is named twice in this route."),
         ({"pools": [{"pool": "p"}, {"pool": "p"}]}, "`pools[1].pool`: pool p is named twice in this route."),
         ({"pools": [{"pool": "p", "wieght": 1}]}, "`pools[0].wieght`: unknown key; did you mean weight?"),
-        ({"pools": [{"pool": "p", "weight": 0}]}, "`pools[0].weight`: must be greater than 0."),
+        ({"pools": [{"pool": "p", "weight": 0}]}, "`pools[0].weight`: must be at least 0.001."),
     ],
 )
 async def test_a_route_that_cannot_be_is_refused_with_a_reason(gateway: Gateway, body: Any, said: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from typer.testing import CliRunner, Result
 
+from gateway.admin import TOKEN_HEADER
 from gateway.live_requests import CANCELLED
 from headrace.cli.main import app
 from tests.harness import ONE, EngineConnection, RunningGateway, ScriptedEngine, one_pool, running_gateway
@@ -208,6 +209,18 @@ async def test_what_is_not_http_on_the_admin_port_is_refused_and_not_quoted_in_t
             assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
         writer.close()
     assert "hunter2" not in caplog.text and "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("token", [None, "t"])
+async def test_a_web_page_changes_nothing_without_the_token(token: str | None) -> None:
+    async with running_gateway(one_pool(), admin_token=token) as running, aiohttp.ClientSession() as session:
+        headers = {"origin": "https://evil.example", "content-type": "text/plain"}
+        headers |= {TOKEN_HEADER: token} if token is not None else {}
+        url = f"{running.admin_url}/admin/v1/log-levels/root"
+        async with session.delete(url, headers=headers) as response:
+            assert response.status == (403 if token is None else 200), await response.text()
+        async with session.get(f"{running.admin_url}/readyz", headers=headers) as response:
+            assert response.status != 403, "probes and metrics are anybody's"
 
 
 async def test_the_command_lists_and_cancels(asked: Asked) -> None:
