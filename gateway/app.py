@@ -152,7 +152,7 @@ class Gateway:
                 lambda: self.fleet,
                 lambda: self.live_requests,
                 self.redis_connected,
-                lambda: self.state.status.file_differs,
+                lambda: self.state.status,
                 self.queues,
                 self._limiter.__len__,
             )

@@ -11,9 +11,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.discovered import discovery_trouble
 from gateway.relay.accounting import GAP_BOUNDS, Account
 from gateway.series import Counters, Examples, Histograms, Rows
 from router.fleet import FleetView
+from router.state.follower import FleetStatus
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -216,17 +218,17 @@ class FleetCollector(Collector):
         view: Callable[[], FleetView],
         live_requests: Callable[[], int],
         redis_connected: Callable[[], bool | None],
-        file_differs: Callable[[], bool],
+        shared: Callable[[], FleetStatus],
         queues: Callable[[], Mapping[str, tuple[int, int]]],
         limit_meters: Callable[[], int] | None = None,
     ) -> None:
-        """`redis_connected` gives None where no Redis is configured; `file_differs` whether another file than the
-        gateway's is published; `queues`, by route, how many requests wait and how
-        many bytes of theirs; `limit_meters` how many limits are held."""
+        """`redis_connected` gives None where no Redis is configured; `shared` how it stands with the shared state;
+        `queues`, by route, how many requests wait and how many bytes of theirs; `limit_meters` how many limits are
+        held."""
         self._view = view
         self._live_requests = live_requests
         self._redis_connected = redis_connected
-        self._file_differs = file_differs
+        self._shared = shared
         self._queues = queues
         self._limit_meters = limit_meters
 
@@ -267,5 +269,11 @@ class FleetCollector(Collector):
                 "headrace_file_differs",
                 "1 while another gateway's fleet file, a different one, is served.",
             )
-            differs.add_metric([], self._file_differs())
+            differs.add_metric([], self._shared().file_differs)
             yield differs
+            degraded = GaugeMetricFamily(
+                "headrace_discovery_degraded",
+                "1 while `headrace discovery` tells of trouble, or nothing, in a fleet that has pools with `discover`.",
+            )
+            degraded.add_metric([], bool(discovery_trouble(self._view(), self._shared())))
+            yield degraded

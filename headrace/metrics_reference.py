@@ -23,6 +23,7 @@ from router.fleet import FleetView, Phase
 from router.overload import Measure
 from router.plan import Reason
 from router.prompt import Api
+from router.state.follower import FleetStatus
 
 _APIS = (*get_args(Api), KSERVE, MODELS, OTHER)
 _LABELS: dict[str, str | tuple[str, ...]] = {
@@ -81,7 +82,7 @@ def page() -> str:
 def _families() -> Iterator[list[Metric]]:
     """Every family there can be, section by section."""
     yield list(Metrics().collect())
-    yield list(FleetCollector(FleetView, lambda: 0, lambda: True, lambda: False, dict, lambda: 0).collect())
+    yield list(FleetCollector(FleetView, lambda: 0, lambda: True, FleetStatus, dict, lambda: 0).collect())
     yield list(WorkerCounts(1, lambda: 1, lambda: 0).collect())
     yield list(ProcessCollector(registry=None).collect())
 

@@ -115,30 +115,39 @@ class Discovery:
         return Counter((pool, one.standing.phase) for pool, found in self.found.items() for one in found or ())
 
     def _take_over(self, documents: list[Document]) -> None:
-        pools = merge(documents).pools
+        pools = merge(one for one in documents if one.family == "pools").pools
         self._pools = {name: (pool, pool.discover) for name, pool in pools.items() if pool.discover is not None}
+        self.found = {name: self.found.get(name) for name in self._pools}
         self._wake.set()
 
     async def _reconcile(self) -> None:
         self._discover()
-        if not self.election.leads:
-            self._refused = None
-            return
-        published = [one for one in self.state.documents if one.source == "discovery"]
-        wanted = publication(self.found, published)
         try:
-            if differ(wanted, published):
-                if await self.state.replace_discovered(wanted):
-                    self.publications += 1
-                else:
-                    logger.warning("another replica has published in the meantime; looking again")
-                    self._wake.set()
+            if self.election.leads:
+                await self._publish()
+            if self.election.leads or self._nobody_else_reports():
+                await self._report()
             self._refused = None
-            await self._report()
         except StateUnavailable as error:
             if self._refused is None:
                 logger.warning("what was discovered cannot be published now: %s", error)
             self._refused = str(error)
+
+    async def _publish(self) -> None:
+        published = [one for one in self.state.documents if one.source == "discovery"]
+        wanted = publication(self.found, published)
+        if not differ(wanted, published):
+            return
+        if await self.state.replace_discovered(wanted):
+            self.publications += 1
+        else:
+            logger.warning("another replica has published in the meantime; looking again")
+            self._wake.set()
+
+    def _nobody_else_reports(self) -> bool:
+        """Without a leader, as when the API server is away, gateways should still be told why nothing is published."""
+        report = self.state.status.discovery
+        return self.state.status.connected and (report is None or report.by == self._identity)
 
     async def _report(self) -> None:
         now, degraded = asyncio.get_running_loop().time(), self.degraded()

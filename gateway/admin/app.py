@@ -29,7 +29,7 @@ from gateway.live_requests import RequestFilter
 from gateway.log_levels import AUDIT, check_logger
 from gateway.reload import ReloadError
 from router.errors import ApiError, invalid, unavailable
-from router.spec.documents import EndpointFields, Family
+from router.spec.documents import Family, GivenEndpoint
 from router.spec.fleet import RouteSpec, TenantSpec
 from router.spec.strict import Problem, read_part
 from router.spec.units import Name
@@ -105,7 +105,7 @@ class _Handlers:
         return _json(answers.EndpointList(endpoint_rows(self._gateway), known_problems(self._gateway)))
 
     async def add_endpoint(self, request: web.Request) -> web.Response:
-        endpoint = await _body(request, EndpointFields)
+        endpoint = await _body(request, GivenEndpoint)
         await self._gateway.state.put(add_endpoint(endpoint, self._gateway.state.documents))
         _in_force(endpoint.id in self._gateway.merged.endpoints)
         return _json(answers.AddedEndpoint(endpoint.id, endpoint.pool), status=201)

@@ -15,7 +15,7 @@ import msgspec
 
 from router.errors import ApiError, invalid
 from router.merge import SINGULAR, MergedFleet, merge
-from router.spec.documents import Document, EndpointFields, Family
+from router.spec.documents import Document, Family, GivenEndpoint
 from router.spec.fleet import RouteSpec, TenantSpec
 from router.spec.references import Addresses, Fault, address_fault, no_pool, route_findings, tenant_findings
 from router.spec.strict import path_text
@@ -27,7 +27,7 @@ WHERE_TO_CHANGE = {
 }
 
 
-def add_endpoint(endpoint: EndpointFields, documents: list[Document]) -> Document:
+def add_endpoint(endpoint: GivenEndpoint, documents: list[Document]) -> Document:
     """The document that adds an endpoint."""
     merged = merge(documents)
     if endpoint.id in merged.endpoints:

@@ -12,7 +12,7 @@ from gateway.admin.readiness import Readiness
 from gateway.configuration import SettingFilter, SettingList
 from gateway.live_requests import RequestFilter, RequestList
 from gateway.reload import Reloaded
-from router.spec.documents import EndpointFields
+from router.spec.documents import GivenEndpoint
 from router.spec.fleet import RouteSpec, TenantSpec
 
 TEXT = "text/plain"
@@ -55,7 +55,7 @@ OPERATIONS = (
     Operation("GET", ENDPOINTS, "list_endpoints", "Every endpoint, its phase and its load.", a.EndpointList),
     Operation(
         "POST", ENDPOINTS, "add_endpoint", "Add an endpoint to a pool.", a.AddedEndpoint,
-        status=201, body=EndpointFields, refusals=_CHANGES,
+        status=201, body=GivenEndpoint, refusals=_CHANGES,
     ),
     Operation(
         "POST", ENDPOINTS + "/{name}/drain", "drain", "Send an endpoint no new requests.", a.DrainedEndpoint,

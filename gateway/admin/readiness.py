@@ -13,6 +13,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from gateway.admin.view import Lifecycle, Workers, ready_endpoints
+from gateway.discovered import discovery_trouble
 from router.fleet import FleetView
 from router.state.follower import FleetStatus
 
@@ -62,14 +63,8 @@ def readiness(
         degraded.append(f"redis: {state.error or 'no answer yet.'} The fleet stays as last known.")
     if state.file_differs:
         degraded.append("file_differs: another gateway has published a different fleet file, and that one is served.")
-    if state.connected and any(pool.spec.discover is not None for pool in fleet.pools.values()):
-        if state.discovery is None:
-            degraded.append(
-                "discovery: nobody publishes the endpoints of pools with `discover`, which stay as last known; is "
-                "`headrace discovery` running?"
-            )
-        else:
-            degraded += (f"discovery: {text}" for text in state.discovery.degraded[:MOST_NAMED])
+    if state.connected:
+        degraded += (f"discovery: {text}" for text in discovery_trouble(fleet, state)[:MOST_NAMED])
     problems = [*state.problems, *fleet.problems]
     if problems:
         degraded.append(f"documents: {len(problems)} of the fleet's documents have problems; see detail.problems.")

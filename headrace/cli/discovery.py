@@ -68,6 +68,8 @@ def discovery(
     configure_logging(settings.log_level, settings.log_format)
     try:
         host, port = host_and_port(listen)
+        if not 0 <= port < 65536:
+            raise ValueError(port)
     except ValueError:
         typer.echo(f"--listen {listen}: must be HOST:PORT, or :PORT for every interface.", err=True)
         raise typer.Exit(1) from None

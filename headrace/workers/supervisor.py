@@ -88,7 +88,7 @@ class Supervisor:
             self._totals,
             FleetCollector(
                 *(lambda: self.fleet, self._live_requests, self._redis_connected),
-                *(lambda: self.state.status.file_differs, self._queues),
+                *(lambda: self.state.status, self._queues),
             ),
             Processes(lambda: [slot.pid for slot in self._slots if slot.pid is not None]),
             WorkerCounts(count, lambda: self.workers.serving, self._restarts),

@@ -26,12 +26,16 @@ SOURCES: tuple[Source, ...] = ("file", "discovery", "operator", "cli")
 SCHEMA_VERSION = 1
 
 
-class EndpointFields(EndpointSpec, frozen=True, kw_only=True):
-    """What an endpoint document holds once merged: the endpoint, its pool, whether it is being drained, and what its
-    cluster says of it."""
+class GivenEndpoint(EndpointSpec, frozen=True, kw_only=True):
+    """An endpoint as people give it: with its pool, and whether it is being drained."""
 
     pool: str
     drain: bool = False
+
+
+class EndpointFields(GivenEndpoint, frozen=True, kw_only=True):
+    """What an endpoint document holds once merged: the endpoint as it was given, and what its cluster says of it."""
+
     phase: ClusterPhase | None = None
     why: str = ""
     """Why it is in that phase, for people."""

@@ -102,8 +102,8 @@ class FleetState:
         await follower.saw(change, OWN_WRITE_WAIT_S)
         return True
 
-    async def report(self, report: DiscoveryReport | None) -> None:
-        """Says how discovery is; with None, that it has ended. Raises `StateUnavailable`."""
+    async def report(self, report: DiscoveryReport) -> None:
+        """Says how discovery is, for half a minute. Raises `StateUnavailable`."""
         store, _ = self._writable()
         await store.report(report)
 

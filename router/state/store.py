@@ -191,13 +191,10 @@ class DocumentStore:
             arguments += [_index(document.family), _field_of(document), _encoded(document)]
         return await self._run("replace", arguments)
 
-    async def report(self, report: DiscoveryReport | None) -> None:
-        """Says how discovery is, for `REPORT_TTL_S`; with None, that it has ended. Raises `StateUnavailable`."""
+    async def report(self, report: DiscoveryReport) -> None:
+        """Says how discovery is, for `REPORT_TTL_S`. Raises `StateUnavailable`."""
         try:
-            if report is None:
-                await self._redis.delete(self._report)
-            else:
-                await self._redis.set(self._report, msgspec.json.encode(report), ex=REPORT_TTL_S)
+            await self._redis.set(self._report, msgspec.json.encode(report), ex=REPORT_TTL_S)
         except REDIS_FAILURES as error:
             raise StateUnavailable(self.describe(error)) from error
 

@@ -263,6 +263,19 @@ async def test_without_leave_to_read_nodes_pods_are_discovered_all_the_same(
             assert "nodes is forbidden" in " ".join(running.degraded())
 
 
+async def test_replicas_that_cannot_elect_a_leader_publish_nothing_and_tell_gateways_why(
+    cluster: FakeApiServer, redis: ValkeyProcess, tmp_path: Path
+) -> None:
+    cluster.put("pods", pod_json("e-0", labels=ENGINE))
+    with cluster.refusing(LEASES):
+        async with gateway(redis) as one, discovery(cluster, redis, tmp_path, "one") as running:
+            async with discovery(cluster, redis, tmp_path, "two"):
+                await until(lambda: running.settled)
+                await until(lambda: f"lease: {LEASES} is forbidden" in str(one.state.status.discovery))
+                assert not one.endpoints
+                assert running.publications == 0
+
+
 async def test_an_inference_pool_gives_selector_and_port(
     cluster: FakeApiServer, redis: ValkeyProcess, tmp_path: Path
 ) -> None:

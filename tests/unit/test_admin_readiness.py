@@ -8,6 +8,7 @@ import pytest
 
 from gateway.admin.readiness import readiness
 from gateway.admin.view import Workers
+from gateway.metrics import FleetCollector
 from router.fleet import FleetView, compile_view
 from router.merge import merge
 from router.spec.documents import DiscoveryReport, file_documents
@@ -67,15 +68,23 @@ def test_a_gateway_without_redis_is_not_degraded_by_that() -> None:
     assert readiness("serving", fleet(), FleetStatus(configured=False)).degraded == []
 
 
+def degraded_metric(view: FleetView, state: FleetStatus) -> float:
+    collector = FleetCollector(lambda: view, lambda: 0, lambda: True, lambda: state, dict)
+    (family,) = (family for family in collector.collect() if family.name == "headrace_discovery_degraded")
+    return family.samples[0].value
+
+
 def test_a_discovery_that_is_silent_or_in_trouble_degrades_only_fleets_that_discover() -> None:
     troubled = FleetStatus(connected=True, discovery=DiscoveryReport(by="x", degraded=["nodes: forbidden"]))
     assert readiness("serving", fleet(), troubled).degraded == []
+    assert degraded_metric(fleet(), troubled) == 0
     view = fleet()
     pool = view.pools["p"]
     discover = msgspec.structs.replace(pool.spec, discover=DiscoverSpec(selector="a=b"))
     view.pools["p"] = replace(pool, spec=discover)
     assert readiness("serving", view, troubled).degraded == ["discovery: nodes: forbidden"]
     assert "headrace discovery" in readiness("serving", view, CONNECTED).degraded[0]
+    assert degraded_metric(view, troubled) == degraded_metric(view, CONNECTED) == 1
     answer = readiness("serving", view, FleetStatus(connected=True, discovery=DiscoveryReport(by="x")))
     assert (answer.status, answer.degraded) == ("ready", [])
 
