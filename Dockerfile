@@ -1,12 +1,12 @@
-# One image for every role: `headrace gateway`, and each other command. It is installed from the hashed lock files, the
+# One image for every role: `headrace gateway`, `headrace discovery`, and each other command. It is installed from the hashed lock files, the
 # relay is compiled, and nothing of compiler, pip's cache or sources is left in it.
 FROM python:3.11.14-slim-bookworm AS build
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
-COPY requirements/base.txt requirements/build.txt requirements/
+COPY requirements/build.txt requirements/k8s.txt requirements/
 RUN python -m venv /opt/headrace && python -m venv --without-pip tools \
-    && pip --no-cache-dir --python /opt/headrace/bin/python install --require-hashes --no-deps --requirement requirements/base.txt \
+    && pip --no-cache-dir --python /opt/headrace/bin/python install --require-hashes --no-deps --requirement requirements/k8s.txt \
     && pip --no-cache-dir --python tools/bin/python install --require-hashes --no-deps --requirement requirements/build.txt
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY gateway gateway

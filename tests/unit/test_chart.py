@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.chart_schema import schema_text
-from router.spec.fleet import FleetSpec
+from router.spec.fleet import DiscoverSpec, FleetSpec
 from router.spec.strict import read_fleet
 from router.spec.units import seconds
 from tests.helm import CHART, EXAMPLES, NAMESPACE, Document, Helm, HelmError
@@ -126,11 +126,18 @@ def pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:
                     yield f"{name} {role}", one["spec"]["leaderWorkerTemplate"][role]
 
 
+def selector_of(discover: DiscoverSpec) -> dict[str, str]:
+    assert discover.selector is not None
+    return dict(term.split("=") for term in discover.selector.split(","))
+
+
 seen_valid: set[tuple[str, str]] = set()
 
 
 def check_valid(documents: list[Document]) -> None:
-    names = [(one["apiVersion"], one["kind"], one["metadata"]["name"]) for one in documents]
+    names = [
+        (one["apiVersion"], one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in documents
+    ]
     assert len(names) == len(set(names))
     for one in documents:
         if one["kind"] in NOT_OF_KUBERNETES:
@@ -159,7 +166,7 @@ def check_selectors(documents: list[Document]) -> None:
             case "ServiceMonitor":
                 wanted = spec["selector"]["matchLabels"]
                 services = [other for other in documents if other["kind"] == "Service"]
-                assert sum(wanted.items() <= other["metadata"]["labels"].items() for other in services) == 1
+                assert any(wanted.items() <= other["metadata"]["labels"].items() for other in services)
                 continue
             case _:
                 continue
@@ -168,11 +175,21 @@ def check_selectors(documents: list[Document]) -> None:
 
 def check_policy(documents: list[Document]) -> None:
     """What nobody should have to look for in a chart."""
-    kinds = {one["kind"] for one in documents}
-    assert not kinds & {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    for one in documents:
+        if one["kind"] in ("Role", "ClusterRole"):
+            for rule in one["rules"]:
+                assert not [word for words in rule.values() for word in words if "*" in word], one["metadata"]["name"]
+                writes = {*rule["verbs"]} - {"get", "list", "watch"}
+                assert not writes or rule["resources"] == ["leases"], one["metadata"]["name"]
+        if one["kind"] in ("RoleBinding", "ClusterRoleBinding"):
+            (subject,) = one["subjects"]
+            assert (subject["kind"], subject["namespace"]) == ("ServiceAccount", NAMESPACE)
+            assert subject["name"].endswith("-discovery")
     for name, pod in pods(documents):
         spec = pod["spec"]
-        assert spec["automountServiceAccountToken"] is False, name
+        # Discovery alone asks the API server for anything.
+        asks = spec["containers"][0]["name"] == "discovery"
+        assert spec["automountServiceAccountToken"] is asks, name
         assert spec["securityContext"]["runAsNonRoot"] is True, name
         assert spec["securityContext"]["runAsUser"] > 0, name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
@@ -193,8 +210,16 @@ def check_policy(documents: list[Document]) -> None:
 
 
 def check_fleet(documents: list[Document]) -> FleetSpec:
-    """Every endpoint is a pod that there will be, by the name that Kubernetes will give it."""
+    """Every engine's pod is found by one pool, and every endpoint of the file is a pod that there will be, by the name
+    that Kubernetes will give it."""
     fleet = fleet_of(documents)
+    engines = [pod for _, pod in pods(documents) if pod["spec"]["containers"][0]["name"] == "engine"]
+    if any(one["metadata"]["name"].endswith("-discovery") for one in documents if one["kind"] == "Deployment"):
+        selectors = [selector_of(pool.discover) for pool in fleet.pools.values() if pool.discover is not None]
+        for pod in engines:
+            labels = pod["metadata"]["labels"].items()
+            assert sum(selector.items() <= labels for selector in selectors) == 1
+        return fleet
     replicas = {
         one["metadata"]["name"]: one["spec"]["replicas"]
         for one in documents
@@ -346,9 +371,13 @@ def test_what_the_cluster_does_not_know_is_not_sent_unless_it_is_asked_for(helm:
     assert {one["kind"] for one in helm.documents(always)} - kinds == {"ServiceMonitor", "PrometheusRule"}
 
 
+NAMED: Document = {"discovery": {"enabled": False}}
+"""Engines stand in the fleet file by their names."""
+
+
 def test_spot_and_on_demand_replicas_are_one_pool_on_different_nodes(helm: Helm) -> None:
     values = values_of(next(example for example in EXAMPLES if example.stem == "mixed-spot"))
-    documents = helm.documents(values)
+    documents = helm.documents({**values, **NAMED})
     pool = fleet_of(documents).pools["qwen-32b"]
     assert [endpoint.capacity for endpoint in pool.endpoints] == ["on-demand"] * 2 + ["spot"] * 4
     operators = {}
@@ -365,7 +394,8 @@ def test_spot_and_on_demand_replicas_are_one_pool_on_different_nodes(helm: Helm)
 
 def test_a_group_of_nodes_is_one_endpoint_its_leader(helm: Helm) -> None:
     values = values_of(next(example for example in EXAMPLES if "405b" in example.stem))
-    documents = helm.documents(values)
+    documents = helm.documents({**values, **NAMED})
+    check_fleet(documents)
     (endpoint,) = fleet_of(documents).pools["llama-405b"].endpoints
     assert (endpoint.tp, endpoint.pp, endpoint.nodes) == (8, 2, 2)
     assert endpoint.grpc == "headrace-llama-405b-0.headrace-llama-405b.ai.svc:8001"
@@ -433,6 +463,32 @@ def test_a_changed_fleet_rolls_the_gateways_and_nothing_else_does(helm: Helm) ->
     assert mark({"files": {"a": "1"}}) != mark({"files": {"a": "2"}})
 
 
+def test_discovery_may_read_what_the_pools_are_to_be_found_in_and_nothing_else(helm: Helm) -> None:
+    def rights(values: Document) -> set[tuple[str, str, str]]:
+        """Kind, namespace and resources of each role."""
+        return {
+            (one["kind"], one["metadata"].get("namespace", NAMESPACE), ",".join(rule["resources"]))
+            for one in helm.documents(values)
+            if one["kind"] in ("Role", "ClusterRole")
+            for rule in one["rules"]
+        }
+
+    backends = {"a": {"model": "m"}}
+    nodes = ("ClusterRole", NAMESPACE, "nodes")
+    leases = ("Role", NAMESPACE, "leases")
+    assert rights({}) == set()
+    assert rights({"backends": backends}) == {("Role", NAMESPACE, "pods"), leases, nodes}
+    assert rights({"backends": backends, "discovery": {"nodes": False}}) == {("Role", NAMESPACE, "pods"), leases}
+    assert rights({"backends": backends, **NAMED}) == set()
+    assert rights({"backends": backends, "redis": {"bundled": False}}) == set()
+    elsewhere = {"protocol": "openai", "model": "m", "discover": {"inference_pool": "x", "namespace": "other"}}
+    assert rights({"fleet": {"pools": {"x": elsewhere}}}) == {
+        ("Role", "other", "pods"), ("Role", "other", "inferencepools"), leases, nodes,
+    }  # fmt: skip
+    everywhere = {"protocol": "openai", "model": "m", "discover": {"selector": "a=b", "namespace": "*"}}
+    assert rights({"fleet": {"pools": {"x": everywhere}}}) == {("ClusterRole", NAMESPACE, "pods"), leases, nodes}
+
+
 def maybe(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Document]:
     return st.fixed_dictionaries({}, optional=fields)
 
@@ -485,6 +541,7 @@ value_sets = st.fixed_dictionaries(
             replicas=small, workers=small, autoscaling=maybe(enabled=flag, streams=st.none() | small, cpuPercent=small),
             maxUnavailable=st.sampled_from([1, "25%"]), tlsSecret=st.just("tls"), adminTokenSecret=st.just("admin"),
         ),
+        "discovery": maybe(enabled=flag, nodes=flag),
         "redis": maybe(bundled=flag, url=st.just("rediss://r:6379"), urlSecret=st.just("s"), tlsSecret=st.just("t")),
         "network": maybe(policies=flag, ingress=maybe(host=st.just("a.example.com"), tlsSecret=st.just("t")),
                          httpRoute=maybe(parents=st.just([{"name": "g"}]))),

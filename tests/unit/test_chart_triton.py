@@ -101,4 +101,5 @@ def test_a_group_is_reached_by_names_that_follow_from_its_leaders(script: Module
     assert command[-2:] == ["rank", "--ranks=24"]
     alone = script.mpi_command("/usr/bin/mpirun", "triton.py", [], Namespace(exit_timeout=1, ranks=4, nodes=1), [])
     assert "--host" not in alone
+    assert "StrictHostKeyChecking=yes" in command[command.index("plm_rsh_agent") + 1]
     assert alone[1:3] == ["-np", "4"]

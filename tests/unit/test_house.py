@@ -18,7 +18,7 @@ def test_every_router_module_without_io_is_held_to_purity() -> None:
 
 def test_no_lock_file_names_a_package_index() -> None:
     locks = sorted((ROOT / "requirements").glob("*.txt"))
-    assert [lock.name for lock in locks] == ["base.txt", "build.txt", "dev.txt", "local.txt", "weights.txt"]
+    assert [lock.name for lock in locks] == ["base.txt", "build.txt", "dev.txt", "k8s.txt", "local.txt", "weights.txt"]
     peers = sorted((ROOT / "requirements" / "peers").glob("*.txt"))
     assert peers, "what the benches compare with"
     for lock in (*locks, *peers):

@@ -21,7 +21,9 @@ from pathlib import Path
 
 PARAMETERS = Path("/etc/headrace/engine/parameters.json")
 KEYS = Path("/etc/headrace/ssh")
-COPY = Path("/tmp/headrace/repository")
+OWN = Path("/tmp/headrace")
+COPY = OWN / "repository"
+KNOWN_HOSTS = OWN / "known_hosts"
 SSH_PORT = 2222
 MODEL = "tensorrt_llm"
 KEY_OF = {"batching_strategy": "gpt_model_type"}
@@ -87,7 +89,7 @@ def mpi_command(mpirun, script, arguments, options, workers):
     if workers:
         slots = options.ranks // options.nodes
         hosts = ",".join(f"{host}:{slots}" for host in (socket.gethostname(), *workers))
-        options_of_ssh = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+        options_of_ssh = f"-o StrictHostKeyChecking=yes -o UserKnownHostsFile={KNOWN_HOSTS} -o LogLevel=ERROR"
         ssh = f"ssh -p {SSH_PORT} -i {KEYS}/ssh-privatekey {options_of_ssh}"
         command += ["--host", hosts, "--mca", "plm_rsh_agent", ssh, "-x", "PATH", "-x", "LD_LIBRARY_PATH"]
     return [*command, sys.executable, script, "rank", *arguments]
@@ -106,9 +108,8 @@ def wait_for(hosts):
 
 
 def ssh_server():
-    """sshd without root: on a port of its own, for the holder of the group's key."""
-    folder = Path("/tmp/headrace")
-    host_key, authorized = folder / "host_key", folder / "authorized_keys"
+    """sshd without root: on a port of its own, for the holder of the group's key, which is its own key, too."""
+    host_key, authorized = OWN / "host_key", OWN / "authorized_keys"
     for file, secret in ((host_key, "ssh-privatekey"), (authorized, "ssh-publickey")):
         file.write_bytes((KEYS / secret).read_bytes())
         file.chmod(0o600)
@@ -143,6 +144,8 @@ def main(arguments):
         command = server_command(0, options) + more
         os.execvp(command[0], command)
     workers = group(os.environ["LWS_LEADER_ADDRESS"], options.nodes) if options.nodes > 1 else []
+    if workers:  # nobody but a pod of the group has its key
+        KNOWN_HOSTS.write_text("* " + (KEYS / "ssh-publickey").read_text())
     wait_for(workers)
     mpirun = shutil.which("mpirun")
     if mpirun is None:

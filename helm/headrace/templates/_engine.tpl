@@ -106,6 +106,7 @@ args:
   - --repository={{ $b.triton.repository }}
   - --ranks={{ mul $b.tensorParallel $b.pipelineParallel }}
   - --nodes={{ $b.nodes }}
+  - --exit-timeout={{ sub (int $b.graceSeconds) 20 }}
   - --http-port={{ $b.port }}
   {{- with $b.args }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- else }}
@@ -167,7 +168,7 @@ priorityClassName: {{ . }}
 {{- $b := .b -}}
 {{- $triton := eq $b.engine "triton" -}}
 {{- $health := ternary "/v2/health/ready" "/health" $triton -}}
-{{- $files := or $triton (eq $b.engine "trtllm-serve") -}}
+{{- $files := ne $b.engine "openai" -}}
 metadata:
   labels:
     {{- include "headrace.labels" (dict "root" .root "component" .workload) | nindent 4 }}
@@ -175,7 +176,10 @@ metadata:
     headrace.dev/capacity: {{ .capacity }}
   annotations:
     {{- if $files }}
-    checksum/engine: {{ list (include "headrace.engineFiles" .) (.root.Files.Get "files/triton.py") | toJson | sha256sum }}
+    checksum/engine: {{ include "headrace.engineFiles" . | sha256sum }}
+    {{- end }}
+    {{- if and (eq $b.engine "vllm") (ne .role "worker") }}
+    headrace.dev/metrics-port: http
     {{- end }}
     headrace.dev/tensor-parallel: {{ $b.tensorParallel | quote }}
     headrace.dev/pipeline-parallel: {{ $b.pipelineParallel | quote }}
@@ -200,6 +204,14 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       {{- if ne .role "worker" }}
+      # A pod that is deleted is told to stop only when its streams have ended: by then gateways know that it drains.
+      lifecycle:
+        preStop:
+          {{- if has $b.engine (list "vllm" "trtllm-serve") }}
+          exec: {command: [python3, /etc/headrace/engine/idle.py, {{ include "headrace.runningMetric" $b }}, "{{ sub (int $b.graceSeconds) 20 }}"]}
+          {{- else }}
+          exec: {command: [sleep, "5"]}
+          {{- end }}
       ports:
         - {name: http, containerPort: {{ $b.port }}}
         {{- if $triton }}
@@ -262,10 +274,24 @@ spec:
     {{- end }}
 {{- end -}}
 
+{{- /* Where an engine says how many requests it works on: URL and name of the metric, as idle.py takes them. */ -}}
+{{- define "headrace.runningMetric" -}}
+{{- if eq .engine "vllm" -}}
+"http://127.0.0.1:{{ .port }}/metrics", "vllm:num_requests_running"
+{{- else -}}
+"http://127.0.0.1:{{ .port }}/prometheus/metrics", trtllm_num_requests_running
+{{- end -}}
+{{- end -}}
+
+{{- /* What is mounted into an engine's pod at /etc/headrace/engine. */ -}}
 {{- define "headrace.engineFiles" -}}
 {{- if eq .b.engine "triton" }}
 parameters.json: | {{- include "headrace.tritonParameters" . | nindent 2 }}
-{{- else if eq .b.engine "trtllm-serve" }}
+triton.py: | {{- .root.Files.Get "files/triton.py" | nindent 2 }}
+{{- else if ne .b.engine "openai" }}
+idle.py: | {{- .root.Files.Get "files/idle.py" | nindent 2 }}
+{{- if eq .b.engine "trtllm-serve" }}
 options.yaml: | {{- include "headrace.trtllmOptions" . | nindent 2 }}
+{{- end }}
 {{- end }}
 {{- end -}}

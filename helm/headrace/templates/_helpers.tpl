@@ -57,6 +57,28 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Whether there is something to discover, and a Redis to tell gateways of it. */ -}}
+{{- define "headrace.discovery" -}}
+{{- $wanted := ternary "yes" "" (gt (len .Values.backends) 0) -}}
+{{- range .Values.fleet.pools }}{{ if .discover }}{{ $wanted = "yes" }}{{ end }}{{ end -}}
+{{- if and .Values.discovery.enabled (include "headrace.redis" .) -}}{{ $wanted }}{{- end -}}
+{{- end -}}
+
+{{- /* How a process gets to Redis: its variables. */ -}}
+{{- define "headrace.redisEnv" -}}
+{{- $name := include "headrace.fullname" . -}}
+{{- if eq (include "headrace.redis" .) "bundled" -}}
+- name: REDIS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ $name }}-redis, key: password}}
+- {name: HEADRACE_REDIS_URL, value: "redis://:$(REDIS_PASSWORD)@{{ $name }}-redis:6379"}
+{{- else if .Values.redis.urlSecret -}}
+- name: HEADRACE_REDIS_URL
+  valueFrom: {secretKeyRef: {name: {{ .Values.redis.urlSecret }}, key: url}}
+{{- else if .Values.redis.url -}}
+- {name: HEADRACE_REDIS_URL, value: {{ .Values.redis.url | quote }}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Whether a kind of a CRD is wanted: dict root, wanted (auto, always, never) and api. */ -}}
 {{- define "headrace.wanted" -}}
 {{- if or (eq .wanted "always") (and (eq .wanted "auto") (.root.Capabilities.APIVersions.Has .api)) -}}yes{{- end -}}
@@ -100,6 +122,13 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- range $name, $_ := .Values.backends -}}
 {{- $b := include "headrace.backend" (dict "root" $root "name" $name) | fromYaml -}}
 {{- if hasKey $pools $name -}}{{- fail (printf "fleet.pools.%s: backends.%s makes the pool of that name" $name $name) -}}{{- end -}}
+{{- $protocol := ternary "triton" "openai" (eq $b.engine "triton") -}}
+{{- $pool := dict "protocol" $protocol "model" $b.model -}}
+{{- if include "headrace.discovery" $root -}}
+{{- /* The workers of a group are to be found, too. */ -}}
+{{- $selector := printf "app.kubernetes.io/instance=%s,headrace.dev/backend=%s" $root.Release.Name $name -}}
+{{- $_ := set $pool "discover" (dict "selector" $selector) -}}
+{{- else -}}
 {{- $endpoints := list -}}
 {{- range $capacity, $replicas := dict "on-demand" $b.replicas "spot" $b.spotReplicas -}}
 {{- $workload := ternary $name (printf "%s-spot" $name) (eq $capacity "on-demand") -}}
@@ -123,8 +152,9 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- $endpoints = append $endpoints $endpoint -}}
 {{- end -}}
 {{- end -}}
-{{- $protocol := ternary "triton" "openai" (eq $b.engine "triton") -}}
-{{- $_ := set $pools $name (merge (dict "protocol" $protocol "model" $b.model "endpoints" $endpoints) $b.pool) -}}
+{{- $_ := set $pool "endpoints" $endpoints -}}
+{{- end -}}
+{{- $_ := set $pools $name (merge $pool $b.pool) -}}
 {{- if not (or (has $name $used) (hasKey $routes $name)) -}}
 {{- $_ := set $routes $name (dict "pool" $name) -}}
 {{- end -}}
