@@ -98,7 +98,7 @@ def pods(manifests: list[Manifest]) -> Iterator[Manifest]:
     """What the controllers of Kubernetes and of LeaderWorkerSet would make of the engines."""
     address = 0
     for one in manifests:
-        name, spec = one["metadata"]["name"], one["spec"] if "spec" in one else {}
+        name, spec = one["metadata"]["name"], one.get("spec", {})
         templates: list[Manifest] = []
         match one["kind"]:
             case "StatefulSet":
@@ -143,7 +143,8 @@ async def test_discovery_finds_the_charts_engines_with_the_rights_that_the_chart
         nonlocal view
         view = compile_view(merge(documents), view)
 
-    async with Cluster() as cluster, ValkeyProcess(servers_here()[0], tmp_path) as redis:
+    cluster = Cluster()
+    async with cluster, ValkeyProcess(servers_here()[0], tmp_path) as redis:
         cluster.put("nodes", node_json("n1"))
         cluster.put("nodes", node_json("spot", labels={"cloud.google.com/gke-spot": "true"}))
         for pod in pods(manifests):

@@ -22,7 +22,7 @@ def script() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.EVERY_S = 0.02
+    vars(module)["EVERY_S"] = 0.02
     return module
 
 
