@@ -24,6 +24,7 @@ from gateway.admin.server import AdminServer
 from gateway.admin.view import Lifecycle, no_requests_left
 from gateway.admission import Admission
 from gateway.configuration import Origins
+from gateway.corridor import Corridor
 from gateway.exchange import LiveExchanges
 from gateway.file_limit import raise_file_limit
 from gateway.fleet import LiveFleet
@@ -115,31 +116,19 @@ class Gateway:
         auth = spec.gateway.auth
         self.anonymous = auth.anonymous == "allow"
         self._tokens = _tokens(auth.jwt, self._metrics) if auth.jwt else None
-        access = Access(self._live_fleet, self._tokens, anonymous=self.anonymous)
-        self._front = Front(
+        corridor = Corridor(
+            Access(self._live_fleet, self._tokens, anonymous=self.anonymous),
+            self._overload,
+            self._addresses,
+            self._limiter,
+            self._admission,
             self._live_fleet,
-            access,
             self._live,
             self._metrics,
-            self._overload,
-            self._limiter,
-            self._addresses,
-            self._admission,
-            size_bytes(spec.gateway.body_limit),
-            exposes_routing=spec.gateway.expose_routing,
+            spec.gateway.expose_routing,
         )
-        self._grpc = GrpcFront(
-            self._live_fleet,
-            access,
-            self._live,
-            self._metrics,
-            self._overload,
-            self._limiter,
-            self._addresses,
-            self._admission,
-            lambda: self.lifecycle == "serving",
-            spec.gateway,
-        )
+        self._front = Front(corridor, size_bytes(spec.gateway.body_limit))
+        self._grpc = GrpcFront(corridor, lambda: self.lifecycle == "serving", spec.gateway)
         self._admin = AdminServer(self, admin_token, spec.gateway) if inherited is None else None
         self._clients: ClientServer | None = None
         self._watches: list[asyncio.Task[None]] = []

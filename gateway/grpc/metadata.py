@@ -10,11 +10,11 @@ names it: as the answer's model.
 
 from typing import Any
 
-from gateway.access import KEY_HEADERS, Access
+from gateway.access import KEY_HEADERS
 from gateway.admission import POSITION_HEADER
+from gateway.corridor import Corridor
 from gateway.credentials import AUTHORIZATION
 from gateway.exchange import Origin
-from gateway.http.client_addresses import ClientAddresses
 from gateway.oidc.callers import Caller, Pending
 from gateway.request_ids import is_request_id, new_request_id
 from gateway.upstream.base import Headers, UpstreamError
@@ -31,9 +31,8 @@ class ClientMetadata:
     """The metadata of one RPC."""
 
     __slots__ = (
-        "_addresses",
+        "_corridor",
         "_echoed",
-        "_exposes_routing",
         "authorization",
         "caller",
         "context",
@@ -70,16 +69,12 @@ class ClientMetadata:
     """As the client of its exchange (`gateway.exchange.Client`), to whom nothing is written before a unary call's
     end."""
 
-    def __init__(
-        self, context: Any, access: Access, addresses: ClientAddresses, method: str, *, exposes_routing: bool
-    ) -> None:
-        """Without `exposes_routing`, the client is not told of endpoints."""
-        self._addresses = addresses
-        self._exposes_routing = exposes_routing
+    def __init__(self, context: Any, corridor: Corridor, method: str) -> None:
+        self._corridor = corridor
         self.context = context
         self.method = method
         given = {key: value for key, value in context.invocation_metadata() or () if key in _HEARD}
-        self.caller = access.caller(given)
+        self.caller = corridor.access.caller(given)
         self.authorization = given.get(AUTHORIZATION, "")
         if not given:
             self._echoed = self.passed = self.passed_stream = ()
@@ -99,7 +94,7 @@ class ClientMetadata:
 
     def origin(self) -> Origin:
         """Where the request came from; see `gateway.exchange.Client`."""
-        client = self._addresses.rpc_client(self.context.peer(), self.context.invocation_metadata() or ())
+        client = self._corridor.addresses.rpc_client(self.context.peer(), self.context.invocation_metadata() or ())
         return Origin("grpc", f"/{SERVICE}/{self.method}", self.request_id, client)
 
     def refuse(self, _: UpstreamError) -> None:
@@ -112,7 +107,7 @@ class ClientMetadata:
 
     def answer(self, endpoint: str, position: int = 0) -> Metadata:
         """What comes back with the answer; `position` is the request's in the queue, if it had to wait."""
-        if not self._exposes_routing:
+        if not self._corridor.exposes_routing:
             return self._echoed
         placed = (*self._echoed, ("x-headrace-endpoint", endpoint))
         return (*placed, (POSITION_HEADER, str(position))) if position else placed

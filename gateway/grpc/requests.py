@@ -6,18 +6,13 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from gateway.access import Access
-from gateway.admission import Admission
+from gateway.corridor import Corridor
 from gateway.dispatch import first_willing
-from gateway.exchange import Exchange, LiveExchanges
-from gateway.fleet import LiveFleet
+from gateway.exchange import Exchange
 from gateway.grpc.metadata import ClientMetadata
 from gateway.grpc.statuses import OK, Status
-from gateway.http.client_addresses import ClientAddresses
 from gateway.kserve import API
-from gateway.limits import Limiter
-from gateway.metrics import UNKNOWN_ROUTE, Metrics
-from gateway.overload import OverloadWatch
+from gateway.metrics import UNKNOWN_ROUTE
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from gateway.upstream.triton.engine import TritonEngine
 from gateway.upstream.triton.raw import RawTriton
@@ -32,28 +27,11 @@ _Sent = TypeVar("_Sent")
 class Requests:
     """The gateway, as far as requests of this front need it."""
 
-    def __init__(
-        self,
-        fleet: LiveFleet,
-        access: Access,
-        live: LiveExchanges,
-        metrics: Metrics,
-        overload: OverloadWatch,
-        limiter: Limiter,
-        admission: Admission,
-        addresses: ClientAddresses,
-        *,
-        exposes_routing: bool,
-    ) -> None:
-        self.fleet = fleet
-        self.access = access
-        self._exposes_routing = exposes_routing
-        self.live = live
-        self._metrics = metrics
-        self._overload = overload
-        self._limiter = limiter
-        self._admission = admission
-        self._addresses = addresses
+    def __init__(self, corridor: Corridor) -> None:
+        self.fleet = corridor.fleet
+        self.access = corridor.access
+        self.live = corridor.live
+        self._corridor = corridor
         self._turns = itertools.count()
 
     def turn(self) -> int:
@@ -62,11 +40,11 @@ class Requests:
 
     def metadata(self, context: Any, method: str) -> ClientMetadata:
         """What a client sent along with an RPC."""
-        return ClientMetadata(context, self.access, self._addresses, method, exposes_routing=self._exposes_routing)
+        return ClientMetadata(context, self._corridor, method)
 
     def plan(self, prompt: PromptView, exchange: Exchange, view: FleetView) -> Plan:
         """Where a request goes in the fleet as its caller sees it; the exchange is told of both. Raises ApiError."""
-        self._overload.admit()
+        self._corridor.overload.admit()
         exchange.tenant = view.tenant
         if prompt.model in view.routes:
             exchange.route = prompt.model
@@ -76,7 +54,7 @@ class Requests:
         """Take from the limits of its caller what a request will need. Raises ApiError for one that is over them."""
         if prompt.model in view.routes:
             exchange.tenant, exchange.route = view.tenant, prompt.model
-            await self._limiter.reserve(exchange, limits, prompt, view.routes[prompt.model])
+            await self._corridor.limiter.reserve(exchange, limits, prompt, view.routes[prompt.model])
 
     def enter(
         self,
@@ -95,7 +73,7 @@ class Requests:
             return plan(prompt, self.access.view(metadata.caller))
 
         standing = view.standing.asking(metadata.priority, metadata.prefers)
-        return self._admission.enter(
+        return self._corridor.admission.enter(
             exchange, decided, again, standing, size=size, kept=size, answer=None, deadline=deadline
         )
 
@@ -128,7 +106,8 @@ class Requests:
         exchange.status = status.http
         started = exchange.started
         ttft = first_write - started if first_write else None
-        self._metrics.answered(API, exchange.route or UNKNOWN_ROUTE, status.http, self.live.now() - started, ttft)
+        route, took = exchange.route or UNKNOWN_ROUTE, self.live.now() - started
+        self._corridor.metrics.answered(API, route, status.http, took, ttft)
         if self.live.observer is not None:
             exchange.streamed = bool(first_write)
             exchange.told(status.code.name.lower() if status is not OK else None)

@@ -25,22 +25,15 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from gateway.access import Access
-from gateway.admission import Admission
-from gateway.exchange import LiveExchanges
-from gateway.fleet import LiveFleet
+from gateway.corridor import Corridor
 from gateway.grpc.requests import Requests
 from gateway.grpc.statuses import status_of
 from gateway.grpc.stream import Streams
 from gateway.grpc.unary import QUERIES, Unary
-from gateway.http.client_addresses import ClientAddresses
 from gateway.http.client_response import NOBODY
 from gateway.http.request_head import HEAD_LIMIT
 from gateway.kserve import BODY_LIMIT, EXTENSIONS, any_servable, repository_index
-from gateway.limits import Limiter
 from gateway.listening import free_port
-from gateway.metrics import Metrics
-from gateway.overload import OverloadWatch
 from gateway.tls import HANDSHAKE_S, Certificate, Pem
 from gateway.upstream.triton.raw import SERVICE
 from router.errors import ApiError
@@ -89,28 +82,14 @@ _NOT_SERVING = b"\x08\x02"
 class GrpcFront:
     """The server and its handlers. Start it once, stop it once."""
 
-    def __init__(
-        self,
-        fleet: LiveFleet,
-        access: Access,
-        live: LiveExchanges,
-        metrics: Metrics,
-        overload: OverloadWatch,
-        limiter: Limiter,
-        addresses: ClientAddresses,
-        admission: Admission,
-        serving: Callable[[], bool],
-        spec: GatewaySpec,
-    ) -> None:
+    def __init__(self, corridor: Corridor, serving: Callable[[], bool], spec: GatewaySpec) -> None:
         """`serving` says whether the gateway takes requests: it does not while it drains."""
         self._spec = spec
-        self._addresses = addresses
-        self._fleet = fleet
+        self._addresses = corridor.addresses
+        self._fleet = corridor.fleet
         self._serving = serving
         self._server: Any = None
-        self._requests = requests = Requests(
-            fleet, access, live, metrics, overload, limiter, admission, addresses, exposes_routing=spec.expose_routing
-        )
+        self._requests = requests = Requests(corridor)
         unary = Unary(requests)
         bytes_in = grpc.unary_unary_rpc_method_handler
         health = {"ServerLive": self._live, "ServerReady": self._ready}

@@ -9,12 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from gateway.exchange import Exchange, LiveExchanges
+from gateway.corridor import Corridor
+from gateway.exchange import Exchange
 from gateway.http.client_response import NOBODY, ClientResponse, Headers
 from gateway.http.connection import Request
 from gateway.http.errors import INTERNAL, as_api_error, error_event
 from gateway.http.placement import placement
-from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE, Metrics
+from gateway.metrics import CLIENT_GONE, UNKNOWN_ROUTE
 from gateway.upstream.base import UpstreamError
 from router.errors import ApiError
 
@@ -31,22 +32,21 @@ class Answering:
 
     def __init__(
         self,
-        live: LiveExchanges,
-        metrics: Metrics,
+        corridor: Corridor,
         api: str | None,
         request: Request,
         request_id: str,
         response: ClientResponse,
         shape: Shape,
     ) -> None:
-        self._live = live
-        self._metrics = metrics
+        self._live = corridor.live
+        self._metrics = corridor.metrics
         self._api = api
         self._request = request
         self._request_id = request_id
         self._response = response
         self._shape = shape
-        self._exchange = Exchange(live, response)
+        self._exchange = Exchange(corridor.live, response)
 
     def __enter__(self) -> Exchange:
         observer = self._live.observer

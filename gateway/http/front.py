@@ -11,13 +11,10 @@ from functools import partial
 
 import msgspec
 
-from gateway.access import Access
-from gateway.admission import Admission
+from gateway.corridor import Corridor
 from gateway.dispatch import ClientRequest, OpenAnswer, open_answer, relay
-from gateway.exchange import Exchange, LiveExchanges
-from gateway.fleet import LiveFleet
+from gateway.exchange import Exchange
 from gateway.http.answering import Answering, refuse
-from gateway.http.client_addresses import ClientAddresses
 from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.connection import Request
 from gateway.http.errors import error_body
@@ -27,10 +24,8 @@ from gateway.http.pings import ping
 from gateway.http.placement import placement
 from gateway.http.request_head import RequestHead
 from gateway.kserve import API as KSERVE
-from gateway.limits import Limiter
-from gateway.metrics import UNKNOWN_ROUTE, Metrics
+from gateway.metrics import UNKNOWN_ROUTE
 from gateway.oidc.callers import Caller, Pending
-from gateway.overload import OverloadWatch
 from gateway.relay.accounting import Account
 from gateway.request_ids import is_request_id, new_request_id
 from router.admission.standing import PREFER_HEADER, PRIORITY_HEADER
@@ -58,56 +53,35 @@ _OWN = (("x-headrace-endpoint", NOBODY), ("x-headrace-route", NOBODY))
 class Front:
     """The handler of the client-facing HTTP server."""
 
-    def __init__(
-        self,
-        fleet: LiveFleet,
-        access: Access,
-        live: LiveExchanges,
-        metrics: Metrics,
-        overload: OverloadWatch,
-        limiter: Limiter,
-        addresses: ClientAddresses,
-        admission: Admission,
-        body_limit: int,
-        *,
-        exposes_routing: bool,
-    ) -> None:
-        self._fleet = fleet
-        self._access = access
-        self._live = live
-        self._metrics = metrics
-        self._overload = overload
-        self._limiter = limiter
-        self._addresses = addresses
-        self._admission = admission
+    def __init__(self, corridor: Corridor, body_limit: int) -> None:
+        self._corridor = corridor
         self._body_limit = body_limit
-        self._exposes_routing = exposes_routing
         self._started = int(time.time())
-        self._kserve = KServeFront(fleet, access, live, metrics, limiter, admission)
+        self._kserve = KServeFront(corridor)
 
     async def handle(self, request: Request) -> ClientResponse:
         """Answer one request."""
-        head = request.head
+        corridor, head = self._corridor, request.head
         request_id = head.headers.get("x-request-id")
         if request_id is None or not is_request_id(request_id):
             request_id = new_request_id()
         headers = (("x-request-id", request_id),)
-        response = ClientResponse(request.connection, head, headers, exposes_routing=self._exposes_routing)
+        response = ClientResponse(request.connection, head, headers, exposes_routing=corridor.exposes_routing)
         path = head.path
         api = APIS.get(path)
         kserve = path == "/v2" or path.startswith("/v2/")
-        caller = self._access.caller(head.headers)
+        caller = corridor.access.caller(head.headers)
         if isinstance(caller, Pending):
             caller = await caller.settled()
         try:
             if head.raw_path not in OPEN_PATHS:
-                self._access.view(caller)
-                self._overload.admit()
-                if self._addresses.caps_requests:
-                    request.place = self._addresses.asked(request.address)
+                corridor.access.view(caller)
+                corridor.overload.admit()
+                if corridor.addresses.caps_requests:
+                    request.place = corridor.addresses.asked(request.address)
         except ApiError as error:
             shape = kserve_body if kserve else error_body
-            with Answering(self._live, self._metrics, KSERVE if kserve else api, request, request_id, response, shape):
+            with Answering(corridor, KSERVE if kserve else api, request, request_id, response, shape):
                 raise error
             if api is None and not kserve:
                 self._count(MODELS if _is_models(path) else OTHER, response)
@@ -117,7 +91,7 @@ class Front:
                 await self._generate(api, request, request_id, caller, response)
         elif _is_models(path):
             if _allows("GET", head, response):
-                self._models(path, self._access.view(caller), response)
+                self._models(path, corridor.access.view(caller), response)
             self._count(MODELS, response)
         elif path == OPENAPI:
             if _allows("GET", head, response):
@@ -134,14 +108,14 @@ class Front:
 
     def _count(self, api: str, response: ClientResponse) -> None:
         """Count a request that was no engine's business."""
-        self._metrics.requests.values[api, UNKNOWN_ROUTE, response.status] += 1
+        self._corridor.metrics.requests.values[api, UNKNOWN_ROUTE, response.status] += 1
 
     async def _generate(
         self, api: Api, request: Request, request_id: str, caller: Caller, response: ClientResponse
     ) -> None:
-        with Answering(self._live, self._metrics, api, request, request_id, response, error_body) as exchange:
+        with Answering(self._corridor, api, request, request_id, response, error_body) as exchange:
             answer = await self._open(api, request, request_id, caller, exchange, response)
-            await relay(exchange, response, answer, self._fleet)
+            await relay(exchange, response, answer, self._corridor.fleet)
 
     async def _open(
         self,
@@ -153,9 +127,9 @@ class Front:
         response: ClientResponse,
     ) -> OpenAnswer:
         """Read, view, plan, wait, and get an engine to answer. The body is let go of on return."""
+        corridor, headers = self._corridor, request.head.headers
         fields = read_fields(await self._read_body(request))
-        headers = request.head.headers
-        view = self._access.view(caller)
+        view = corridor.access.view(caller)
         exchange.tenant = view.tenant
         isolate(fields, view.salt)
         prompt = read_prompt(api, fields, headers.get("x-session-id"))
@@ -164,7 +138,7 @@ class Front:
             response.headers += (("x-headrace-route", exchange.route),)
             if view.limits is not None:
                 route = view.routes[prompt.model]
-                response.headers += await self._limiter.reserve(exchange, view.limits, prompt, route)
+                response.headers += await corridor.limiter.reserve(exchange, view.limits, prompt, route)
         decided = exchange.decide(prompt, view)
         passed = (("x-request-id", request_id), *passed_headers(headers, TRACE_CONTEXT))
         if (asked_timeouts := headers.get(TIMEOUTS_HEADER)) is not None:
@@ -172,13 +146,13 @@ class Front:
         gaps = None
         if prompt.stream:
             exchange.ping = partial(_ping, exchange, response)
-            gaps = self._metrics.gaps.of((api, exchange.route))
+            gaps = corridor.metrics.gaps.of((api, exchange.route))
         exchange.account = account = Account(shows_usage=prompt.include_usage, gaps=gaps)
         size = request.body.size
-        waiting = self._admission.enter(
+        waiting = corridor.admission.enter(
             exchange,
             decided,
-            lambda: plan(prompt, self._access.view(caller)),
+            lambda: plan(prompt, corridor.access.view(caller)),
             view.standing.asking(headers.get(PRIORITY_HEADER), headers.get(PREFER_HEADER)),
             size=size,
             kept=size,
@@ -187,7 +161,7 @@ class Front:
         if waiting is not None:
             decided = await waiting
         asked = ClientRequest(prompt, fields, request_id, passed, authorization(headers), account)
-        return await open_answer(exchange, decided, asked, self._fleet)
+        return await open_answer(exchange, decided, asked, corridor.fleet)
 
     async def _read_body(self, request: Request) -> bytes:
         """The whole request body. Raises ApiError: 413 over the limit, 408 for a client that stops sending, 400 for
@@ -216,7 +190,7 @@ class Front:
         """A route's entry: its engine's own, if it has one, under the route's name."""
         entry: dict[str, object] = {"object": "model", "created": self._started, "owned_by": "headrace"}
         for pool in route.all_pools:
-            known = [msgspec.json.decode(raw, type=dict[str, object]) for raw in self._fleet.models(pool)]
+            known = [msgspec.json.decode(raw, type=dict[str, object]) for raw in self._corridor.fleet.models(pool)]
             if known:
                 entry |= next((model for model in known if model.get("id") == pool.spec.model), known[0])
                 break

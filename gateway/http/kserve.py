@@ -14,10 +14,8 @@ from importlib.metadata import version
 
 import msgspec
 
-from gateway.access import Access
-from gateway.admission import Admission
-from gateway.exchange import Exchange, LiveExchanges
-from gateway.fleet import LiveFleet
+from gateway.corridor import Corridor
+from gateway.exchange import Exchange
 from gateway.http.answering import Answering, refuse
 from gateway.http.client_response import NOBODY, ClientResponse
 from gateway.http.connection import Request
@@ -28,8 +26,6 @@ from gateway.http.passed_headers import TRACE_CONTEXT, authorization, passed_hea
 from gateway.http.placement import placement
 from gateway.http.request_body import RequestBody
 from gateway.kserve import API, BODY_LIMIT, EXTENSIONS, any_servable, reachable, repository_index
-from gateway.limits import Limiter
-from gateway.metrics import Metrics
 from gateway.oidc.callers import Caller
 from gateway.upstream.base import UpstreamError
 from gateway.upstream.collected import Collected
@@ -81,21 +77,8 @@ class _Statistics(msgspec.Struct):
 class KServeFront:
     """Answers everything under `/v2`."""
 
-    def __init__(
-        self,
-        fleet: LiveFleet,
-        access: Access,
-        live: LiveExchanges,
-        metrics: Metrics,
-        limiter: Limiter,
-        admission: Admission,
-    ) -> None:
-        self._fleet = fleet
-        self._limiter = limiter
-        self._access = access
-        self._live = live
-        self._metrics = metrics
-        self._admission = admission
+    def __init__(self, corridor: Corridor) -> None:
+        self._corridor = corridor
         self._turns = itertools.count()
 
     async def handle(self, request: Request, request_id: str, caller: Caller, response: ClientResponse) -> None:
@@ -111,12 +94,12 @@ class KServeFront:
             if request.head.method != "GET":
                 _refuse_method(response, "GET")
             else:
-                await self._statistics(request, request_id, self._access.view(caller), response)
+                await self._statistics(request, request_id, self._corridor.access.view(caller), response)
         elif path == "/v2/repository/index":
             if request.head.method != "POST":
                 _refuse_method(response, "POST")
             else:
-                await self._index(request, self._access.view(caller), response)
+                await self._index(request, self._corridor.access.view(caller), response)
         elif (reason := why_unsupported(path)) is not None:
             refuse(response, ApiError(501, reason), kserve_body)
         else:
@@ -130,12 +113,12 @@ class KServeFront:
             asked = ModelPath(name, "", "stats")
             kept = Collected()
             with (
-                Exchange(self._live, response) as exchange,
+                Exchange(self._corridor.live, response) as exchange,
                 contextlib.suppress(UpstreamError, ApiError, msgspec.MsgspecError),
             ):
                 decided = _over_http(plan(view(name, Opening(), None, 0), fleet))
                 sending = Sending(asked, "GET", request_id, (), given, b"", None)
-                answer = await open_answer(exchange, decided, sending, self._fleet)
+                answer = await open_answer(exchange, decided, sending, self._corridor.fleet)
                 if answer.error_body is None:
                     await answer.call.relay(kept)
                     entries = msgspec.json.decode(kept.body, type=_Statistics).model_stats
@@ -162,7 +145,7 @@ class KServeFront:
         if path == "/v2/health/live":
             answer: tuple[int, bytes] | None = (200, b"")
         elif path == "/v2/health/ready":
-            answer = (200 if any_servable(self._fleet.view, "http") else 400, b"")
+            answer = (200 if any_servable(self._corridor.fleet.view, "http") else 400, b"")
         elif path == "/v2":
             said = {"name": "headrace", "version": version("headrace"), "extensions": EXTENSIONS}
             answer = (200, msgspec.json.encode(said))
@@ -179,7 +162,7 @@ class KServeFront:
         self, asked: ModelPath, request: Request, request_id: str, caller: Caller, response: ClientResponse
     ) -> None:
         api = API if asked.operation in GENERATING else None
-        with Answering(self._live, self._metrics, api, request, request_id, response, kserve_body) as exchange:
+        with Answering(self._corridor, api, request, request_id, response, kserve_body) as exchange:
             request.body.begin(BODY_LIMIT)
             await self._relay(asked, request, request_id, caller, exchange, response)
 
@@ -192,7 +175,8 @@ class KServeFront:
         exchange: Exchange,
         response: ClientResponse,
     ) -> None:
-        fleet = self._access.view(caller)
+        corridor = self._corridor
+        fleet = corridor.access.view(caller)
         exchange.tenant = fleet.tenant
         if asked.model not in fleet.routes:
             raise _unknown(asked)
@@ -203,7 +187,7 @@ class KServeFront:
             opening, turn = _opening(asked, request, start), next(self._turns)
             if (asked_timeouts := request.head.headers.get(TIMEOUTS_HEADER)) is not None:
                 exchange.asked_timeouts = read_timeouts(asked_timeouts)
-        fleet = self._access.view(caller)  # it may have changed while the body came
+        fleet = corridor.access.view(caller)  # it may have changed while the body came
         prompt = view(asked.model, opening, request.head.headers.get("x-session-id"), turn, fleet.salt)
         exchange.route = asked.model
         response.headers += (("x-headrace-route", exchange.route),)
@@ -211,7 +195,7 @@ class KServeFront:
             route = fleet.route(asked.model)
             cut = len(opening.prompt) >= RAW_PROMPT_KEY_BYTES
             at_most = max(body.length or 0, body.size) if cut else 0
-            response.headers += await self._limiter.reserve(exchange, fleet.limits, prompt, route, at_most)
+            response.headers += await corridor.limiter.reserve(exchange, fleet.limits, prompt, route, at_most)
         try:
             decided = _over_http(exchange.decide(prompt, fleet))
         except ApiError:
@@ -220,10 +204,10 @@ class KServeFront:
             raise
         headers = request.head.headers
         if asked.operation in GENERATING:
-            waiting = self._admission.enter(
+            waiting = corridor.admission.enter(
                 exchange,
                 decided,
-                lambda: _over_http(plan(prompt, self._access.view(caller))),
+                lambda: _over_http(plan(prompt, corridor.access.view(caller))),
                 fleet.standing.asking(headers.get(PRIORITY_HEADER), headers.get(PREFER_HEADER)),
                 size=body.length or body.size,
                 kept=body.size,
@@ -233,7 +217,7 @@ class KServeFront:
                 decided = await waiting
         passed = tuple(passed_headers(headers, PASSED_REQUEST_HEADERS))
         sending = Sending(asked, request.head.method, request_id, passed, authorization(headers), start, body)
-        answer = await open_answer(exchange, decided, sending, self._fleet)
+        answer = await open_answer(exchange, decided, sending, corridor.fleet)
         body.drop()  # a client that sends all before it reads would never come to the answer
         head, endpoint = answer.head, answer.attempt.endpoint
         exchange.streamed = head.events
@@ -250,7 +234,7 @@ class KServeFront:
         try:
             await answer.call.relay(response)
         except UpstreamError as error:
-            self._fleet.failed(answer.attempt, error)
+            corridor.fleet.failed(answer.attempt, error)
             exchange.failed(error)
             exchange.told(error.code)
             if head.events:
@@ -261,7 +245,7 @@ class KServeFront:
         else:
             response.finish()
             if head.status < 400 and asked.operation in GENERATING:
-                self._fleet.succeeded(endpoint)
+                corridor.fleet.succeeded(endpoint)
 
 
 async def _read_ahead(body: RequestBody) -> bytes:
