@@ -44,8 +44,8 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 @dataclass(slots=True, frozen=True)
-class Opening:
-    """What identifies a request's conversation."""
+class Conversation:
+    """What tells which conversation a request belongs to."""
 
     prompt: bytes = b""
     """The first `RAW_PROMPT_KEY_BYTES` of the prompt's text, or of its token ids as INT32; empty if not to be found."""
@@ -69,19 +69,19 @@ class _InferHeader(msgspec.Struct):
 _HEADER = msgspec.json.Decoder(_InferHeader)
 
 
-def read_generate(start: bytes) -> Opening:
-    """The opening of a `generate` or `generate_stream` body that begins with `start`."""
-    return Opening(_text(_GENERATE_TEXT.search(start)) or _ids(_GENERATE_IDS.search(start)), _sequence(start))
+def read_generate(start: bytes) -> Conversation:
+    """Of a `generate` or `generate_stream` body that begins with `start`."""
+    return Conversation(_text(_GENERATE_TEXT.search(start)) or _ids(_GENERATE_IDS.search(start)), _sequence(start))
 
 
-def read_infer(start: bytes, header_length: int | None) -> Opening:
-    """The opening of an `infer` body that begins with `start`. `header_length`: with the binary tensor extension, how
+def read_infer(start: bytes, header_length: int | None) -> Conversation:
+    """Of an `infer` body that begins with `start`. `header_length`: with the binary tensor extension, how
     many bytes of it are JSON; raw tensors follow."""
     header = start if header_length is None else start[:header_length]
     prompt = _infer_prompt(header)
     if not prompt and header_length is not None and len(header) == header_length:
         prompt = _binary_prompt(header, start)
-    return Opening(prompt, _sequence(header))
+    return Conversation(prompt, _sequence(header))
 
 
 def read_id(start: bytes) -> str:
@@ -101,17 +101,18 @@ def inflate_start(start: bytes) -> bytes:
         return b""
 
 
-def view(route: str, opening: Opening, session: str | None, turn: int, salt: str = "") -> PromptView:
+def view(route: str, conversation: Conversation, session: str | None, turn: int, salt: str = "") -> PromptView:
     """The prompt view of a request to `route`. The client's own name for the conversation goes before what was read;
     a request that says nothing of itself is placed by its number, `turn`."""
     seed = chain_seed(route, salt)
-    if session or opening.sequence:
-        key = session_key(session or opening.sequence)
-    elif opening.prompt:
-        key = conversation_key((opening.prompt,), seed)
+    if session or conversation.sequence:
+        key = session_key(session or conversation.sequence)
+    elif conversation.prompt:
+        key = conversation_key((conversation.prompt,), seed)
     else:
         key = session_key(str(turn))
-    return PromptView("kserve", route, False, False, frozenset(), (opening.prompt,), seed, key, bool(opening.sequence))
+    pinned = bool(conversation.sequence)
+    return PromptView("kserve", route, False, False, frozenset(), (conversation.prompt,), seed, key, pinned)
 
 
 def _infer_prompt(header: bytes) -> bytes:

@@ -32,7 +32,7 @@ from gateway.upstream.collected import Collected
 from router.admission.standing import PREFER_HEADER, PRIORITY_HEADER
 from router.errors import ApiError, invalid
 from router.fleet import FleetView
-from router.kserve_json import READ_AHEAD_BYTES, Opening, inflate_start, read_generate, read_infer, view
+from router.kserve_json import READ_AHEAD_BYTES, Conversation, inflate_start, read_generate, read_infer, view
 from router.plan import Plan, plan
 from router.prefix import RAW_PROMPT_KEY_BYTES
 from router.timeouts import TIMEOUTS_HEADER, read_timeouts
@@ -116,7 +116,7 @@ class KServeFront:
                 Exchange(self._corridor.live, response) as exchange,
                 contextlib.suppress(UpstreamError, ApiError, msgspec.MsgspecError),
             ):
-                decided = _over_http(plan(view(name, Opening(), None, 0), fleet))
+                decided = _over_http(plan(view(name, Conversation(), None, 0), fleet))
                 sending = Sending(asked, "GET", request_id, (), given, b"", None)
                 answer = await open_answer(exchange, decided, sending, self._corridor.fleet)
                 if answer.error_body is None:
@@ -182,18 +182,18 @@ class KServeFront:
             raise _unknown(asked)
         body = request.body
         start = await _read_ahead(body)
-        opening, turn = Opening(), 0
+        conversation, turn = Conversation(), 0
         if asked.operation in GENERATING:
-            opening, turn = _opening(asked, request, start), next(self._turns)
+            conversation, turn = _conversation(asked, request, start), next(self._turns)
             if (asked_timeouts := request.head.headers.get(TIMEOUTS_HEADER)) is not None:
                 exchange.asked_timeouts = read_timeouts(asked_timeouts)
         fleet = corridor.access.view(caller)  # it may have changed while the body came
-        prompt = view(asked.model, opening, request.head.headers.get("x-session-id"), turn, fleet.salt)
+        prompt = view(asked.model, conversation, request.head.headers.get("x-session-id"), turn, fleet.salt)
         exchange.route = asked.model
         response.headers += (("x-headrace-route", exchange.route),)
         if fleet.limits is not None and asked.operation in GENERATING:
             route = fleet.route(asked.model)
-            cut = len(opening.prompt) >= RAW_PROMPT_KEY_BYTES
+            cut = len(conversation.prompt) >= RAW_PROMPT_KEY_BYTES
             at_most = max(body.length or 0, body.size) if cut else 0
             response.headers += await corridor.limiter.reserve(exchange, fleet.limits, prompt, route, at_most)
         try:
@@ -256,7 +256,7 @@ async def _read_ahead(body: RequestBody) -> bytes:
     return b"".join(pieces)
 
 
-def _opening(asked: ModelPath, request: Request, start: bytes) -> Opening:
+def _conversation(asked: ModelPath, request: Request, start: bytes) -> Conversation:
     start = start[:READ_AHEAD_BYTES]
     if asked.operation != "infer":
         return read_generate(start)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.admission.estimate import COMPLETION_TOKENS, completion_tokens, prompt_tokens, tokens_in, used
 from router.admission.limits import Use
-from router.kserve_json import Opening, view
+from router.kserve_json import Conversation, view
 from router.prompt import Api, PromptView, read_fields, read_prompt
 
 
@@ -25,7 +25,7 @@ def test_four_bytes_of_a_prompt_are_a_token() -> None:
     assert 1000 <= prompt_tokens(seen(messages=said("word" * 1000))) <= 1002
     assert 1000 <= prompt_tokens(seen(messages=said([{"type": "text", "text": "word" * 1000}]))) <= 1002
     assert prompt_tokens(seen("completions", prompt="word" * 1000)) == 1000
-    assert prompt_tokens(view("m", Opening(b"word" * 1000), None, 0)) == 1000
+    assert prompt_tokens(view("m", Conversation(b"word" * 1000), None, 0)) == 1000
 
 
 def test_a_route_may_say_how_many_bytes_make_a_token() -> None:
