@@ -68,19 +68,3 @@ class LevelSpec(Struct, frozen=True):
     """What a logger is to say: what is of this level and above."""
 
     level: LogLevel
-
-
-class ErrorDetail(Struct, frozen=True):
-    message: str
-    """For people: what is wrong, and what to do."""
-    type: str
-    param: str | None
-    """The field, or the part of the path, that it is about."""
-    code: str | None
-    """Stable, for programs."""
-
-
-class Error(Struct, frozen=True):
-    """Every refusal."""
-
-    error: ErrorDetail

@@ -25,6 +25,7 @@ from gateway.admin.operations import OPERATIONS
 from gateway.admin.readiness import readiness
 from gateway.admin.view import AdminView, endpoint_rows, known_problems, route_rows, tenant_rows
 from gateway.configuration import SettingFilter, list_settings
+from gateway.http.errors import error_body
 from gateway.live_requests import RequestFilter
 from gateway.log_levels import AUDIT, check_logger
 from gateway.reload import ReloadError
@@ -267,10 +268,8 @@ def _sentence(problem: Problem) -> str:
     return f"{where}: {problem.message}" + ("" if problem.message.endswith("?") else ".")
 
 
-def _json(content: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(content), status=status, headers=headers, content_type="application/json"
-    )
+def _json(content: object, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
 
 
 def _token_check(token: str) -> Any:
@@ -356,5 +355,4 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
 def _refusal(error: ApiError, headers: dict[str, str] | None = None) -> web.Response:
     if error.retry_after is not None:
         headers = {**(headers or {}), "retry-after": str(error.retry_after)}
-    told = answers.Error(answers.ErrorDetail(error.message, error.type, error.param, error.code))
-    return _json(told, status=error.status, headers=headers)
+    return web.Response(body=error_body(error), status=error.status, headers=headers, content_type="application/json")

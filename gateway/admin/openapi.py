@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from gateway.admin import TOKEN_HEADER
-from gateway.admin.answers import Error
 from gateway.admin.operations import OPERATIONS, Operation
+from gateway.http.errors import Error
 from router.spec.schema import explanations
 from router.spec.units import Name
 

@@ -35,7 +35,7 @@ class Operation:
     also: tuple[int, ...] = ()
     """Other statuses of the same answer."""
     refusals: tuple[int, ...] = ()
-    """Statuses of `answers.Error`, besides those that any request may get."""
+    """Statuses of `gateway.http.errors.Error`, besides those that any request may get."""
     names_what_is_made: bool = field(default=False)
     """The name in its path becomes that of something new, and has to be one."""
 

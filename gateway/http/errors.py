@@ -1,4 +1,4 @@
-"""Errors in the shape of the OpenAI API, whole or as an event of a stream that has already begun."""
+"""Errors in the shape of the OpenAI API, which is the admin API's too: whole, or as an event of a stream."""
 
 import msgspec
 
@@ -13,20 +13,25 @@ _TYPES = {429: "rate_limit_error"}
 _encoder = msgspec.json.Encoder()
 
 
-class _Error(msgspec.Struct):
+class ErrorDetail(msgspec.Struct, frozen=True):
     message: str
+    """For people: what is wrong, and what to do."""
     type: str
     param: str | None
+    """The field, or the part of the path, that it is about."""
     code: str | None
+    """Stable, for programs."""
 
 
-class _Body(msgspec.Struct):
-    error: _Error
+class Error(msgspec.Struct, frozen=True):
+    """Every refusal."""
+
+    error: ErrorDetail
 
 
 def error_body(error: ApiError) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}`."""
-    return _encoder.encode(_Body(_Error(error.message, error.type, error.param, error.code)))
+    return _encoder.encode(Error(ErrorDetail(error.message, error.type, error.param, error.code)))
 
 
 def error_event(error: ApiError) -> bytes:
