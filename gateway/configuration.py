@@ -10,6 +10,7 @@ known by their hashes, as everywhere.
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,7 +18,7 @@ from msgspec import Meta, Struct, structs
 
 from gateway.log_levels import LogLevel
 from router.merge import MergedFleet
-from router.spec.documents import FAMILIES, SOURCES, Document, Family, Source
+from router.spec.documents import FAMILIES, SOURCES, Document, Family
 from router.spec.fleet import FleetSpec
 from router.spec.references import Path
 from router.spec.strict import path_text
@@ -84,20 +85,25 @@ class Origins(Struct, frozen=True, kw_only=True):
         return structs.replace(self, given=frozenset(stays | changed), content_hash=content_hash)
 
 
-def list_settings(
-    spec: FleetSpec,
-    merged: MergedFleet,
-    documents: Iterable[Document],
-    origins: Origins,
-    log_levels: Mapping[str, LogLevel],
-    wanted: SettingFilter,
-    problems: list[str],
-) -> SettingList:
-    """The values in force that are `wanted`: of the gateway with this `spec`, and of the fleet that `documents` came to
-    when `merged`."""
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What a gateway goes by."""
+
+    spec: FleetSpec
+    """Its own."""
+    origins: Origins
+    merged: MergedFleet
+    documents: Iterable[Document]
+    """What `merged` was made of."""
+    log_levels: Mapping[str, LogLevel]
+    """Those that were set over the admin API."""
+
+
+def list_settings(in_force: InForce, wanted: SettingFilter, problems: list[str]) -> SettingList:
+    """The values in force that are `wanted`."""
     listed: list[Setting] = []
     matching = 0
-    for one in _settings(spec, merged, documents, origins, log_levels, wanted.prefix):
+    for one in _settings(in_force, wanted.prefix):
         if one.path.startswith(wanted.prefix) and (wanted.defaults or one.origin != "default"):
             matching += 1
             if matching <= wanted.limit:
@@ -105,27 +111,21 @@ def list_settings(
     return SettingList(settings=listed, matching=matching, problems=problems)
 
 
-def _settings(
-    spec: FleetSpec,
-    merged: MergedFleet,
-    documents: Iterable[Document],
-    origins: Origins,
-    log_levels: Mapping[str, LogLevel],
-    prefix: str,
-) -> Iterator[Setting]:
+def _settings(in_force: InForce, prefix: str) -> Iterator[Setting]:
+    spec, origins = in_force.spec, in_force.origins
     yield from origins.process
-    for name, level in sorted(log_levels.items()):
+    for name, level in sorted(in_force.log_levels.items()):
         yield Setting(path=path_text(("log_levels", name)), value=level, origin="admin")
     yield Setting(path="fleet", value=spec.fleet, origin="file", where=origins.file)
     for path, value in (*_leaves(("redis",), spec.redis), *_leaves(("gateway",), spec.gateway)):
         yield _own(path, value, origins)
     layers: dict[tuple[Family, str], list[Document]] = {}
-    for document in documents:
+    for document in in_force.documents:
         layers.setdefault((document.family, document.id), []).append(document)
     for family in FAMILIES:
         if not (family.startswith(prefix) or prefix.startswith(family)):
             continue
-        of_family: Mapping[str, Struct] = getattr(merged, family)
+        of_family: Mapping[str, Struct] = getattr(in_force.merged, family)
         for id_, one in sorted(of_family.items()):
             fields = _said(layers.get((family, id_), ()))
             for path, value in _leaves((family, id_), one):
@@ -144,19 +144,15 @@ def _own(path: Path, value: object, origins: Origins) -> Setting:
 
 
 def _of_document(path: Path, value: object, fields: "dict[str, tuple[Document, Any]]", origins: Origins) -> Setting:
-    text, shown = path_text(path), masked(value)
+    text, shown, own = path_text(path), masked(value), ("file", origins.content_hash)
     document, said = fields.get(str(path[2]), (None, None))
     for step in path[3:]:
         said = said.get(step) if isinstance(said, dict) else None
-    if document is not None and said is not None and (document.source, document.content_hash) != _source_of(origins):
+    if document is not None and said is not None and (document.source, document.content_hash) != own:
         return Setting(path=text, value=shown, origin="document", where=document.source)
     if (document is not None and said is not None) or text in origins.given:
         return Setting(path=text, value=shown, origin="file", where=origins.file)
     return Setting(path=text, value=shown, origin="default")
-
-
-def _source_of(origins: Origins) -> tuple[Source, str]:
-    return "file", origins.content_hash
 
 
 def _said(layers: Iterable[Document]) -> dict[str, tuple[Document, Any]]:

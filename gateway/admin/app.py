@@ -24,7 +24,7 @@ from gateway.admin.openapi import document_text
 from gateway.admin.operations import OPERATIONS
 from gateway.admin.readiness import readiness
 from gateway.admin.view import AdminView, endpoint_rows, known_problems, route_rows, tenant_rows
-from gateway.configuration import SettingFilter, list_settings
+from gateway.configuration import InForce, SettingFilter, list_settings
 from gateway.http.errors import error_body
 from gateway.live_requests import RequestFilter
 from gateway.log_levels import AUDIT, check_logger
@@ -173,9 +173,9 @@ class _Handlers:
         gateway, wanted = self._gateway, _query(request, SettingFilter)
         spec, origins = gateway.configuration()
         documents, levels = list(gateway.state.documents), dict(gateway.log_levels.changed)
-        in_force = spec, gateway.merged, documents, origins, levels, wanted, known_problems(gateway)
+        in_force = InForce(spec, origins, gateway.merged, documents, levels)
         # In a thread: of a fleet of thousands of endpoints it takes longer than requests are to wait.
-        return _json(await asyncio.to_thread(list_settings, *in_force))
+        return _json(await asyncio.to_thread(list_settings, in_force, wanted, known_problems(gateway)))
 
     async def list_log_levels(self, _: web.Request) -> web.Response:
         return _json(answers.LoggerList(self._gateway.log_levels.rows(), []))

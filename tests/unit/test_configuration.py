@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.configuration import SHOWN_CHARACTERS, Origins, Setting, SettingFilter, list_settings, masked
+from gateway.configuration import SHOWN_CHARACTERS, InForce, Origins, Setting, SettingFilter, list_settings, masked
 from router.merge import merge
 from router.spec.documents import Document, Family, Source, file_documents
 from router.spec.fleet import FleetSpec, GatewaySpec
@@ -38,9 +38,8 @@ def document(family: Family, id_: str, source: Source, spec: dict[str, Any]) -> 
 
 def listed(*more: Document, content_hash: str = "mine", **wanted: Any) -> dict[str, Setting]:
     documents = [*file_documents(SPEC, content_hash=content_hash), *more]
-    found = list_settings(
-        SPEC, merge(documents), documents, OWN, {"gateway.http": "debug"}, SettingFilter(**wanted), []
-    ).settings
+    in_force = InForce(SPEC, OWN, merge(documents), documents, {"gateway.http": "debug"})
+    found = list_settings(in_force, SettingFilter(**wanted), []).settings
     assert len({one.path for one in found}) == len(found)
     return {one.path: one for one in found}
 
@@ -91,7 +90,7 @@ def test_filters_leave_out_what_is_not_wanted_and_the_limit_is_told() -> None:
     assert {path.split(".")[0] for path in listed(prefix="routes")} == {"routes", 'routes["v1'}
     assert all(one.origin != "default" for one in listed(defaults=False).values())
     documents = file_documents(SPEC, content_hash="mine")
-    cut = list_settings(SPEC, merge(documents), documents, OWN, {}, SettingFilter(limit=2), [])
+    cut = list_settings(InForce(SPEC, OWN, merge(documents), documents, {}), SettingFilter(limit=2), [])
     assert (len(cut.settings), cut.matching > 50) == (2, True)
 
 
