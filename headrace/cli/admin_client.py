@@ -4,9 +4,11 @@ The commands talk to the admin API and never to Redis, so they work from whereve
 obey the rules the gateway sets. Whatever goes wrong becomes one sentence (`AdminError`) that says what to do.
 """
 
+import contextlib
 import json
 import os
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
 from typing import Annotated, Any
@@ -48,15 +50,22 @@ class AdminError(Exception):
     """A call that was not answered as hoped, as one sentence for people."""
 
 
+@contextlib.contextmanager
+def failing_in_words() -> Iterator[None]:
+    """Where an `AdminError` ends the command, with its sentence on standard error."""
+    try:
+        yield
+    except AdminError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
 class AdminGroup(TyperGroup):
-    """A group of commands that end with the sentence of an `AdminError` on standard error."""
+    """A group of commands that fail in words."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with failing_in_words():
             return super().invoke(ctx)
-        except AdminError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(1) from None
 
 
 @dataclass(slots=True, frozen=True)
@@ -147,6 +156,12 @@ class AdminClient:
             f"What answers at {self.url} is not a gateway's admin API ({why}): check --admin; "
             "the admin port is not the one clients use."
         )
+
+
+def tell_problems(answer: dict[str, Any]) -> None:
+    """Print what an answer says is wrong with the fleet's documents."""
+    for problem in answer["problems"]:
+        typer.echo(f"problem: {problem}", err=True)
 
 
 def _tls() -> ssl.SSLContext:

@@ -8,7 +8,15 @@ import typer
 from rich.text import Text
 
 from gateway.admin import CONFIGURATION
-from headrace.cli.admin_client import DEFAULT_ADMIN, AdminClient, AdminError, AdminOption, JsonOption, TokenOption
+from headrace.cli.admin_client import (
+    DEFAULT_ADMIN,
+    AdminClient,
+    AdminOption,
+    JsonOption,
+    TokenOption,
+    failing_in_words,
+    tell_problems,
+)
 from headrace.cli.table import print_table
 
 HEADINGS = ("PATH", "VALUE", "ORIGIN", "FROM")
@@ -36,11 +44,8 @@ def config(
       headrace config routes
     """
     query = {"prefix": prefix, "defaults": "false" if without_defaults else "true"}
-    try:
+    with failing_in_words():
         answer = AdminClient(admin, admin_token).get(f"{CONFIGURATION}?{urlencode(query)}", "settings")
-    except AdminError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
     if as_json:
         typer.echo(json.dumps(answer["settings"], indent=2))
     else:
@@ -48,5 +53,4 @@ def config(
         print_table(HEADINGS, ([Text(text or "-") for text in row] for row in cells))
     if (more := answer["matching"] - len(answer["settings"])) > 0:
         typer.echo(f"{more} more are not shown: give what their path begins with.", err=True)
-    for problem in answer["problems"]:
-        typer.echo(f"problem: {problem}", err=True)
+    tell_problems(answer)

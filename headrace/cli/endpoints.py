@@ -15,6 +15,7 @@ from headrace.cli.admin_client import (
     JsonOption,
     TokenOption,
     escaped,
+    tell_problems,
 )
 from headrace.cli.style import PLAIN
 from headrace.cli.table import print_table
@@ -41,8 +42,7 @@ def list_endpoints(
         typer.echo(json.dumps(answer["endpoints"], indent=2))
         return
     print_table(HEADINGS, map(_cells, answer["endpoints"]), right=frozenset({"IN FLIGHT"}))
-    for problem in answer["problems"]:
-        typer.echo(f"problem: {problem}", err=True)
+    tell_problems(answer)
 
 
 @endpoints_app.command("add")

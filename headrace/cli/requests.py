@@ -16,6 +16,7 @@ from headrace.cli.admin_client import (
     JsonOption,
     TokenOption,
     escaped,
+    tell_problems,
 )
 from headrace.cli.style import PLAIN
 from headrace.cli.table import print_table
@@ -61,8 +62,7 @@ def list_requests(
         print_table(HEADINGS, map(_cells, answer["requests"]), right=frozenset({"AGE", "BYTES"}))
     if (more := answer["matching"] - len(answer["requests"])) > 0:
         typer.echo(f"{more} more are not shown: filter, or raise --limit.", err=True)
-    for problem in answer["problems"]:
-        typer.echo(f"problem: {problem}", err=True)
+    tell_problems(answer)
 
 
 @requests_app.command("cancel")

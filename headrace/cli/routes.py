@@ -16,6 +16,7 @@ from headrace.cli.admin_client import (
     JsonOption,
     TokenOption,
     escaped,
+    tell_problems,
 )
 from headrace.cli.style import PLAIN
 from headrace.cli.table import print_table
@@ -44,8 +45,7 @@ def list_routes(
         typer.echo(json.dumps(answer["routes"], indent=2))
         return
     print_table(HEADINGS, map(_cells, answer["routes"]), right=frozenset({"READY ENDPOINTS"}))
-    for problem in answer["problems"]:
-        typer.echo(f"problem: {problem}", err=True)
+    tell_problems(answer)
 
 
 @routes_app.command("set")

@@ -18,6 +18,7 @@ from headrace.cli.admin_client import (
     JsonOption,
     TokenOption,
     escaped,
+    tell_problems,
 )
 from headrace.cli.routes import say_removed
 from headrace.cli.style import PLAIN
@@ -48,8 +49,7 @@ def list_tenants(
         typer.echo(json.dumps(answer["tenants"], indent=2))
         return
     print_table(HEADINGS, map(_cells, answer["tenants"]))
-    for problem in answer["problems"]:
-        typer.echo(f"problem: {problem}", err=True)
+    tell_problems(answer)
 
 
 @tenants_app.command("set")
