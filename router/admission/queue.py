@@ -168,13 +168,6 @@ class RouteQueue:
         late, self._late = self._late, []
         return late
 
-    def next_deadline(self) -> float:
-        """When `overdue` will have something to tell, at the earliest."""
-        if self._late:
-            return -math.inf
-        first = self._deadlines.first()
-        return first[0][0] if first is not None else math.inf
-
     def retry_after(self, jitter: float) -> int:
         """Seconds after which somebody who is refused now may find room: when what waits will have started, and up to
         half as long again, so that those refused together do not come back together."""

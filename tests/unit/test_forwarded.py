@@ -12,7 +12,7 @@ from gateway.metrics import Metrics
 from router.errors import ApiError
 from router.spec.fleet import ClientsSpec
 
-PROXY, INNER = "10.0.0.1", "10.0.0.2"
+PROXY = "10.0.0.1"
 XFF, FORWARDED = "x-forwarded-for", "forwarded"
 
 
