@@ -10,7 +10,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -182,6 +182,16 @@ class EngineConnection:
     async def end(self) -> None:
         await self.send(b"0\r\n\r\n")
 
+    async def stream(self, *events: bytes) -> None:
+        """A whole event stream."""
+        await self.events(*events)
+        await self.end()
+
+    async def json(self, body: bytes = b"{}", *headers: str, status: str = "200 OK") -> None:
+        """A whole answer that says it is JSON."""
+        await self.head("content-type: application/json", f"content-length: {len(body)}", *headers, status=status)
+        await self.send(body)
+
     def reset(self) -> None:
         """Break the connection as a dying process does."""
         self.writer.transport.abort()
@@ -191,6 +201,24 @@ class EngineConnection:
         with contextlib.suppress(ConnectionError):
             return await self.reader.read(1) == b""
         return True
+
+
+def answering(status: str = "200 OK", body: bytes = b"{}", *headers: str) -> Script:
+    """A script that says `body`."""
+
+    async def script(connection: EngineConnection) -> None:
+        await connection.json(body, *headers, status=status)
+
+    return script
+
+
+def streaming(*events: bytes) -> Script:
+    """A script that streams `events`."""
+
+    async def script(connection: EngineConnection) -> None:
+        await connection.stream(*events)
+
+    return script
 
 
 @dataclass
@@ -209,7 +237,7 @@ class ScriptedEngine:
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def __aenter__(self) -> "ScriptedEngine":
+    async def __aenter__(self) -> Self:
         await self.listen()
         return self
 
@@ -255,6 +283,29 @@ class ScriptedEngine:
 
     def endpoint(self, id_: str = "engine") -> EndpointSpec:
         return EndpointSpec(id=id_, http=f"http://127.0.0.1:{self.port}")
+
+
+@dataclass
+class HeldEngine(ScriptedEngine):
+    """An engine whose streams go on until they are let go."""
+
+    script: Script = field(init=False)
+    held: list[asyncio.Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.script = self._hold
+
+    async def _hold(self, connection: EngineConnection) -> None:
+        self.held.append(let_go := asyncio.Event())
+        await connection.events(ONE)
+        await let_go.wait()
+        await connection.chunk(DONE)
+        await connection.end()
+
+    def let_go(self, count: int | None = None) -> None:
+        """Let the first `count` streams end, or all."""
+        for one in self.held[:count]:
+            one.set()
 
 
 async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> EngineConnection | None:

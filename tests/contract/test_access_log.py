@@ -45,8 +45,7 @@ async def answers(connection: EngineConnection) -> None:
         await connection.events(ONE)
         await connection.client_gone()
     else:
-        await connection.events(ONE, STOP, USAGE, DONE)
-        await connection.end()
+        await connection.stream(ONE, STOP, USAGE, DONE)
 
 
 def logging_to(fleet: FleetSpec, where: str | Path) -> FleetSpec:

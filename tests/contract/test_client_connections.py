@@ -10,7 +10,7 @@ import uvloop
 
 from gateway.http import connection as connections
 from gateway.http import request_body, server
-from tests.harness import EngineConnection, RunningGateway, ScriptedEngine, one_pool, running_gateway
+from tests.harness import EngineConnection, RunningGateway, ScriptedEngine, answering, one_pool, running_gateway
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 
@@ -19,9 +19,7 @@ async def test_tests_run_on_the_loop_gateways_run_on() -> None:
     assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
 
 
-async def answer(connection: EngineConnection) -> None:
-    await connection.head("content-type: application/json", "content-length: 2")
-    await connection.send(b"{}")
+answer = answering()
 
 
 async def read_response(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import aiohttp
 import grpc
-import psutil
 import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2
@@ -16,7 +15,6 @@ from tritonclient.grpc import service_pb2
 from router.spec.documents import file_documents
 from tests.contract.both_fronts import Fronts, both_fronts, fronts_spec, ticks
 from tests.contract.grpc_front import channel, infer, patient, scripted, stream
-from tests.contract.triton_models_server import TritonModels
 from tests.harness import RunningGateway, running_gateway
 
 MODELS = ("ensemble", "ensemble_whole", "patient", "ticker", "typed_identity")
@@ -138,14 +136,6 @@ async def test_a_stream_that_begins_with_an_error_goes_on_as_tritons_does(fronts
     assert fronts.phases("ticker") == ["ready", "ready"]
 
 
-def kill_model(server: TritonModels, model: str) -> None:
-    """`kill -9` of the process that runs a Python-backend model."""
-    children = psutil.Process(server.pid).children(recursive=True)
-    living = (child for child in children if child.status() != psutil.STATUS_ZOMBIE)
-    (process,) = (child for child in living if any(f"/{model}/" in argument for argument in child.cmdline()))
-    process.kill()
-
-
 async def hanging(running: RunningGateway, opened: grpc.aio.Channel, count: int) -> list[asyncio.Task[Any]]:
     """Streams that have begun."""
     requests = [ticks("ticker", 1000, 0.2, str(number)) for number in range(count)]
@@ -172,7 +162,7 @@ async def test_a_dead_process_of_a_model_that_fits_no_contract_is_found_out_and_
         both = fronts_spec(models, f"{IDLE_S}s", a=fronts.a, b=fronts.b)
         running.apply(file_documents(both, content_hash="both"))
         await running.until_phase("ticker-b", "ready")
-        kill_model(fronts.a, "ticker")
+        fronts.a.kill_model("ticker")
         answers = await asyncio.gather(*(stream(opened, [ticks("ticker", 2, 0.01, "new")]) for _ in range(12)))
         assert [len(answer.of("new")) for answer in answers] == [2] * 12
         assert running.gateway.fleet.endpoints["ticker-a"].phase == "unhealthy"
@@ -193,6 +183,6 @@ async def test_streams_of_a_dead_process_that_nobody_asks_end_with_the_idle_time
     async with running_gateway(fronts_spec(("ticker",), f"{IDLE_S}s", a=fronts.a)) as running:
         async with channel(running.grpc_address) as opened:
             tasks = await hanging(running, opened, 5)
-            kill_model(fronts.a, "ticker")
+            fronts.a.kill_model("ticker")
             await ended(tasks)
     await fronts.a.reload("ticker")

@@ -32,7 +32,15 @@ from router.spec.fleet import (
     SecretSpec,
     TenantSpec,
 )
-from tests.harness import CHAT, EngineConnection, RunningGateway, ScriptedEngine, free_port, one_pool, running_gateway
+from tests.harness import (
+    CHAT,
+    RunningGateway,
+    ScriptedEngine,
+    answering,
+    free_port,
+    one_pool,
+    running_gateway,
+)
 
 KEY, NEXT_KEY, OTHER_KEY, EXPIRED = "hr-search-key", "hr-search-next-key", "hr-other-key", "hr-expired-key"
 ANSWER = b'{"choices":[{"message":{"content":"hello"}}]}'
@@ -47,10 +55,7 @@ TENANTS = {
     "other": TenantSpec(keys=[hashed(OTHER_KEY)], isolated=False),
 }
 
-
-async def answer(connection: EngineConnection) -> None:
-    await connection.head("content-type: application/json", f"content-length: {len(ANSWER)}")
-    await connection.send(ANSWER)
+answer = answering(body=ANSWER)
 
 
 def fleet(engine: ScriptedEngine, anonymous: str = "deny", tenants: dict[str, TenantSpec] | None = None) -> FleetSpec:
@@ -435,9 +440,7 @@ async def test_an_engine_that_refuses_its_pools_credentials_is_not_the_clients_f
     monkeypatch.setenv("ENGINE_TOKEN", "sesame")
     given: Any = ReplaceSpec(replace=SecretSpec(env="ENGINE_TOKEN")) if credentials == "replace" else credentials
 
-    async def refuse(connection: EngineConnection) -> None:
-        await connection.head("content-type: application/json", "content-length: 14", status=engines)
-        await connection.send(b'{"error":"no"}')
+    refuse = answering(engines, b'{"error":"no"}')
 
     async with ScriptedEngine(refuse) as engine:
         spec = with_credentials(fleet(engine), given)

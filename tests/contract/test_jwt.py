@@ -42,7 +42,15 @@ from router.spec.fleet import (
 )
 from router.tenants import digest_of
 from tests.certificates import make
-from tests.harness import CHAT, EngineConnection, RunningGateway, ScriptedEngine, free_port, one_pool, running_gateway
+from tests.harness import (
+    CHAT,
+    RunningGateway,
+    ScriptedEngine,
+    answering,
+    free_port,
+    one_pool,
+    running_gateway,
+)
 from tests.issuer import AUDIENCE, LocalIssuer, claims, jwk, part, private_key, signed
 
 KEY = "hr-search-key"
@@ -52,10 +60,7 @@ TENANTS = {
     "other": TenantSpec(),
 }
 
-
-async def answer(connection: EngineConnection) -> None:
-    await connection.head("content-type: application/json", f"content-length: {len(ANSWER)}")
-    await connection.send(ANSWER)
+answer = answering(body=ANSWER)
 
 
 def fleet(engine: ScriptedEngine, *trusted: JwtSpec, tenants: dict[str, TenantSpec] = TENANTS) -> FleetSpec:

@@ -36,17 +36,23 @@ from router.state.limits import LimitStore
 from tests.contract.both_fronts import KSERVE, Side, by_completion, fronts_spec
 from tests.contract.grpc_front import channel
 from tests.contract.triton_models_server import triton_models
-from tests.harness import CHAT, STREAM, EngineConnection, RunningGateway, ScriptedEngine, free_port, running_gateway
+from tests.harness import (
+    CHAT,
+    STREAM,
+    EngineConnection,
+    RunningGateway,
+    ScriptedEngine,
+    answering,
+    free_port,
+    running_gateway,
+)
 from tests.valkey import ValkeyProcess, servers_here
 
 KEY, FREE_KEY = "hr-limited-key", "hr-free-key"
 ANSWER = b'{"choices":[{"message":{"content":"hello"}}],"usage":{"prompt_tokens":10,"completion_tokens":40}}'
 REFUSED = {"type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}
 
-
-async def answer(connection: EngineConnection) -> None:
-    await connection.head("content-type: application/json", f"content-length: {len(ANSWER)}")
-    await connection.send(ANSWER)
+answer = answering(body=ANSWER)
 
 
 def fleet(engine: ScriptedEngine, limits: LimitSpec, redis: str | None = None, **routes: LimitSpec) -> FleetSpec:

@@ -36,11 +36,9 @@ LEAK_BYTES = 48 * 1024 * 1024
 async def answer(connection: EngineConnection) -> None:
     """What a healthy engine says, whatever it is asked."""
     if b'"stream":true' in connection.body or connection.path.endswith("/generate_stream"):
-        await connection.events(ONE, DONE)
-        await connection.end()
+        await connection.stream(ONE, DONE)
     else:
-        await connection.head("content-type: application/json", "content-length: 2")
-        await connection.send(b"{}")
+        await connection.json()
 
 
 @contextlib.asynccontextmanager

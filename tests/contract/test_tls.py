@@ -28,20 +28,17 @@ from tests.harness import (
     EngineConnection,
     RunningGateway,
     ScriptedEngine,
+    answering,
     free_port,
     one_pool,
     running_gateway,
+    streaming,
 )
 
-
-async def answer(connection: EngineConnection) -> None:
-    await connection.head("content-type: application/json", "content-length: 2")
-    await connection.send(b"{}")
+answer = answering()
 
 
-async def stream(connection: EngineConnection) -> None:
-    await connection.events(ONE, TWO, DONE)
-    await connection.end()
+stream = streaming(ONE, TWO, DONE)
 
 
 def spec_of(engine: ScriptedEngine, made: Made, admin: AdminTlsSpec | None = None) -> FleetSpec:
@@ -88,8 +85,7 @@ async def test_a_large_request_and_a_large_answer_come_whole(tmp_path: Path) -> 
     made, size = make(tmp_path), 20_000_000
 
     async def large(connection: EngineConnection) -> None:
-        await connection.head("content-type: application/json", f"content-length: {len(connection.body)}")
-        await connection.send(b"x" * len(connection.body))
+        await connection.json(b"x" * len(connection.body))
 
     async with ScriptedEngine(large) as engine, running_gateway(spec_of(engine, made)) as running:
         body = json.dumps({**CHAT, "user": "x" * size}).encode()

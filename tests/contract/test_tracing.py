@@ -65,8 +65,7 @@ async def answers(connection: EngineConnection) -> None:
         await connection.events(ONE)
         connection.reset()
         return
-    await connection.events(ONE, STOP, USAGE, DONE)
-    await connection.end()
+    await connection.stream(ONE, STOP, USAGE, DONE)
 
 
 async def refuses(connection: EngineConnection) -> None:

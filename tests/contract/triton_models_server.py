@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import psutil
 
 from headrace.local.parts import TritonPorts, triton_command, triton_env
 from headrace.local.ports import LOOPBACK, free_ports
@@ -61,6 +62,13 @@ class TritonModels:
         """Of the running server."""
         assert self._process is not None
         return self._process.pid
+
+    def kill_model(self, model: str) -> None:
+        """`kill -9` of the process that runs a Python-backend model."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        living = (child for child in children if child.status() != psutil.STATUS_ZOMBIE)
+        (process,) = (child for child in living if any(f"/{model}/" in argument for argument in child.cmdline()))
+        process.kill()
 
     @property
     def metrics(self) -> str:

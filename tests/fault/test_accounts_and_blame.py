@@ -23,6 +23,7 @@ from tests.harness import (
     ScriptedEngine,
     one_pool,
     running_gateway,
+    streaming,
 )
 
 
@@ -61,9 +62,7 @@ async def test_an_answer_that_is_no_readable_stream_is_not_pinged(kind: str) -> 
 async def test_an_absurd_usage_costs_no_second_answer_on_the_connection() -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":%b}}\n\n' % (b"9" * 400)
 
-    async def script(connection: EngineConnection) -> None:
-        await connection.events(ONE, usage, DONE)
-        await connection.end()
+    script = streaming(ONE, usage, DONE)
 
     async with ScriptedEngine(script) as engine, running_gateway(one_pool(engine.endpoint())) as gateway:
         answer = await ask(gateway.http_port, STREAM, close=False, seconds=0.5)
@@ -126,12 +125,9 @@ async def test_only_the_trial_itself_decides_on_a_trial() -> None:
             await connection.send(b"{}")
         else:
             await asyncio.sleep(0.8)
-            await connection.events(ONE, DONE)
-            await connection.end()
+            await connection.stream(ONE, DONE)
 
-    async def well(connection: EngineConnection) -> None:
-        await connection.events(ONE, DONE)
-        await connection.end()
+    well = streaming(ONE, DONE)
 
     async with ScriptedEngine(failing) as one, ScriptedEngine(well) as two:
         spec = one_pool(one.endpoint("a"), two.endpoint("b"), outlier=OutlierSpec(base_ejection="1s"))

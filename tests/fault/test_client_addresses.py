@@ -42,8 +42,7 @@ class Holding:
 
     async def __call__(self, connection: EngineConnection) -> None:
         await self.held.wait()
-        await connection.head("content-type: application/json", "content-length: 2")
-        await connection.send(b"{}")
+        await connection.json()
 
 
 class Client:

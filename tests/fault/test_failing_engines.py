@@ -17,35 +17,17 @@ from tests.harness import (
     STREAM,
     EngineConnection,
     RunningGateway,
-    Script,
     ScriptedEngine,
+    answering,
     one_pool,
     running_gateway,
+    streaming,
 )
 
 TOO_LONG = b'{"object":"error","message":"This model\'s maximum context length is 16 tokens.","code":500}'
 OWN = b'{"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}'
 
-
-async def whole(connection: EngineConnection) -> None:
-    await connection.events(ONE, DONE)
-    await connection.end()
-
-
-def answering(status: str, body: bytes, *headers: str) -> Script:
-    async def script(connection: EngineConnection) -> None:
-        await connection.head("content-type: application/json", f"content-length: {len(body)}", *headers, status=status)
-        await connection.send(body)
-
-    return script
-
-
-def streaming(*events: bytes) -> Script:
-    async def script(connection: EngineConnection) -> None:
-        await connection.events(*events)
-        await connection.end()
-
-    return script
+whole = streaming(ONE, DONE)
 
 
 def fleet(*endpoints: EndpointSpec, retry: RetrySpec | None = None, outlier: OutlierSpec | None = None) -> FleetSpec:

@@ -9,12 +9,9 @@ import aiohttp
 import psutil
 
 from tests.fault.worker_command import command
-from tests.harness import CHAT, EngineConnection, ScriptedEngine, one_pool
+from tests.harness import CHAT, ScriptedEngine, answering, one_pool
 
-
-async def answers(connection: EngineConnection) -> None:
-    await connection.head("content-type: application/json", "content-length: 2")
-    await connection.send(b"{}")
+answers = answering()
 
 
 async def test_clients_do_not_take_the_last_files_from_the_admin_port_and_the_log_tells(tmp_path: Path) -> None:

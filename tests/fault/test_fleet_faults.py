@@ -22,9 +22,9 @@ from tests.harness import (
     AT_ONCE,
     CHAT,
     OPEN,
-    EngineConnection,
     RunningGateway,
     ScriptedEngine,
+    answering,
     free_port,
     one_pool,
     running_gateway,
@@ -119,9 +119,7 @@ async def test_a_killed_triton_takes_its_streams_with_it_and_no_others(
     assert Counter(seen.endpoint for seen in back)["triton-a"] > 0
 
 
-async def answer(connection: EngineConnection) -> None:
-    await connection.head("content-type: application/json", "content-length: 2")
-    await connection.send(b"{}")
+answer = answering()
 
 
 async def readyz(client: aiohttp.ClientSession, running: RunningGateway) -> tuple[int, dict[str, Any]]:

@@ -35,8 +35,8 @@ from router.spec.fleet import (
     RouteSpec,
 )
 from tests.fault.held_triton import HeldTriton
-from tests.fault.worker_command import WORKERS, Command, HeldEngine, command, streams
-from tests.harness import DONE, ONE, STREAM, EngineConnection, free_port, one_pool, running_gateway
+from tests.fault.worker_command import WORKERS, Command, command, streams
+from tests.harness import DONE, ONE, STREAM, EngineConnection, HeldEngine, free_port, one_pool, running_gateway
 
 STREAMS = int(os.environ.get("STREAMS", "100"))
 GENERATIONS = 5
@@ -62,8 +62,7 @@ class Engine(HeldEngine):
 
     async def _hold(self, connection: EngineConnection) -> None:
         if b'"short"' in connection.body:
-            await connection.events(ONE, DONE)
-            await connection.end()
+            await connection.stream(ONE, DONE)
         else:
             await super()._hold(connection)
 
@@ -251,8 +250,7 @@ async def routes_of(running: Command) -> set[str]:
 
 @pytest_asyncio.fixture
 async def engine() -> AsyncIterator[Engine]:
-    engine = Engine()
-    async with engine:
+    async with Engine() as engine:
         yield engine
 
 

@@ -12,12 +12,18 @@ import pytest
 
 from gateway.http import connection as http_connection
 from router.spec.fleet import TimeoutSpec
-from tests.harness import CHAT, EngineConnection, RunningGateway, ScriptedEngine, one_pool, running_gateway
+from tests.harness import (
+    CHAT,
+    EngineConnection,
+    RunningGateway,
+    ScriptedEngine,
+    answering,
+    one_pool,
+    running_gateway,
+    streaming,
+)
 
-
-async def answer(connection: EngineConnection) -> None:
-    await connection.head("content-type: application/json", "content-length: 2")
-    await connection.send(b"{}")
+answer = answering()
 
 
 async def silent(connection: EngineConnection) -> None:
@@ -114,9 +120,7 @@ async def test_a_client_that_leaves_is_noticed_behind_whatever_it_has_pipelined(
 async def test_a_stopping_gateway_sends_what_it_has_written_to_a_slow_client(client: aiohttp.ClientSession) -> None:
     size = 4_000_000
 
-    async def large(connection: EngineConnection) -> None:
-        await connection.head("content-type: application/json", f"content-length: {size}")
-        await connection.send(b"x" * size)
+    large = answering(body=b"x" * size)
 
     async with ScriptedEngine(large) as engine, running_gateway(one_pool(engine.endpoint())) as running:
         slow = socket.socket()
@@ -139,9 +143,7 @@ async def test_a_slow_but_steady_reader_gets_everything(client: aiohttp.ClientSe
     event = b"data: " + b"x" * 8000 + b"\n\n"
     count = 400
 
-    async def flood(connection: EngineConnection) -> None:
-        await connection.events(*([event] * count))
-        await connection.end()
+    flood = streaming(*([event] * count))
 
     async with ScriptedEngine(flood) as engine:
         spec = one_pool(engine.endpoint(), timeouts=TimeoutSpec(idle="500ms"))

@@ -17,10 +17,13 @@ from tests.harness import (
     ONE,
     STREAM,
     EngineConnection,
+    HeldEngine,
     RunningGateway,
     ScriptedEngine,
+    answering,
     one_pool,
     running_gateway,
+    streaming,
 )
 
 
@@ -29,9 +32,7 @@ async def ask(client: aiohttp.ClientSession, running: RunningGateway, body: dict
         return response.status, await response.read()
 
 
-async def whole(connection: EngineConnection) -> None:
-    await connection.events(ONE, DONE)
-    await connection.end()
+whole = streaming(ONE, DONE)
 
 
 async def lost(connection: EngineConnection) -> None:
@@ -193,15 +194,7 @@ async def test_prompts_answers_and_credentials_are_never_logged(
 
 class TestDrain:
     async def test_a_stopping_gateway_lets_its_streams_finish(self, client: aiohttp.ClientSession) -> None:
-        go_on = asyncio.Event()
-
-        async def slow(connection: EngineConnection) -> None:
-            await connection.events(ONE)
-            await go_on.wait()
-            await connection.chunk(DONE)
-            await connection.end()
-
-        async with ScriptedEngine(slow) as engine, running_gateway(one_pool(engine.endpoint())) as running:
+        async with HeldEngine() as engine, running_gateway(one_pool(engine.endpoint())) as running:
             asked = asyncio.create_task(ask(client, running, STREAM))
             await running.until(lambda: running.live_requests == 1 and bool(engine.requests), "a stream is running")
             await asyncio.sleep(0.05)
@@ -212,7 +205,7 @@ class TestDrain:
                 await ask(client, running, CHAT)
             async with client.get(f"{running.admin_url}/readyz") as response:
                 assert response.status == 503
-            go_on.set()
+            engine.let_go()
             assert await asked == (200, ONE + DONE)
             await asyncio.wait_for(stopping, 5)
 
@@ -234,21 +227,13 @@ class TestDrain:
         assert body.startswith(ONE + b'data: {"error"') and b"gateway_stopping" in body and b"[DONE]" not in body
 
     async def test_taking_an_endpoint_out_cuts_no_stream(self, client: aiohttp.ClientSession) -> None:
-        go_on = asyncio.Event()
-
-        async def slow(connection: EngineConnection) -> None:
-            await connection.events(ONE)
-            await go_on.wait()
-            await connection.chunk(DONE)
-            await connection.end()
-
-        async with ScriptedEngine(slow) as engine, running_gateway(one_pool(engine.endpoint())) as running:
+        async with HeldEngine() as engine, running_gateway(one_pool(engine.endpoint())) as running:
             asked = asyncio.create_task(ask(client, running, STREAM))
             await running.until(lambda: bool(engine.requests), "a stream is running")
             running.apply([])
             assert (await ask(client, running, CHAT))[0] == 404
             await asyncio.sleep(0.1)
-            go_on.set()
+            engine.let_go()
             assert await asked == (200, ONE + DONE)
 
 
@@ -318,9 +303,7 @@ class TestBackPressure:
     ) -> None:
         size = 12 * 1024 * 1024
 
-        async def large(connection: EngineConnection) -> None:
-            await connection.head("content-type: application/json", f"content-length: {size}")
-            await connection.send(b"x" * size)
+        large = answering(body=b"x" * size)
 
         async with ScriptedEngine(large) as engine, running_gateway(one_pool(engine.endpoint())) as running:
             for _ in range(3):

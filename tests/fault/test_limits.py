@@ -14,11 +14,10 @@ import pytest
 from redis.exceptions import RedisError
 
 from gateway import limits as gateway_limits
-from gateway.exchange import Exchange, LiveExchanges, Origin
+from gateway.exchange import Exchange, LiveExchanges
 from gateway.limits import Limiter
 from gateway.metrics import CLIENT_GONE, Metrics
 from gateway.relay.accounting import Account
-from gateway.upstream.base import UpstreamError
 from router.admission.limits import KINDS, Ask, Grant, Kind, Limits, TenantLimits
 from router.errors import ApiError
 from router.fleet import FleetView, Route
@@ -26,24 +25,11 @@ from router.prompt import read_fields, read_prompt
 from router.retry import RetryBudget
 from router.state.limits import LimitStore
 from tests.lease_store import LeaseStore
+from tests.no_client import NoClient
 
 PROMPT = read_prompt("chat.completions", read_fields(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'))
 MANY = 10**9
 ROUTE = Route("m", (), ())
-
-
-class NoClient:
-    """A client that always keeps up."""
-
-    paused_since = 0.0
-    resumed_at = 0.0
-
-    def abort(self) -> None: ...
-
-    def origin(self) -> Origin:
-        raise NotImplementedError
-
-    def refuse(self, error: UpstreamError) -> None: ...
 
 
 class FaultyStore(LimitStore):

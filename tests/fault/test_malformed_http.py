@@ -21,7 +21,7 @@ import pytest
 
 from gateway.http.connection import ClientConnection, Request
 from gateway.http.request_body import RequestBody
-from tests.harness import CHAT, STREAM, EngineConnection, ScriptedEngine, one_pool, running_gateway
+from tests.harness import CHAT, STREAM, ScriptedEngine, answering, one_pool, running_gateway
 
 SECONDS = float(os.environ.get("MALFORMED_SECONDS", "4"))
 SEED = int(os.environ.get("MALFORMED_SEED", "1"))
@@ -157,9 +157,7 @@ def open_files() -> int:
 async def test_whatever_is_sent_is_refused_served_or_cut_and_leaves_nothing_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def answer(connection: EngineConnection) -> None:
-        await connection.head("content-type: application/json", "content-length: 2")
-        await connection.send(b"{}")
+    answer = answering()
 
     seen: dict[int, int] = {}
     sent = 0

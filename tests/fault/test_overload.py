@@ -11,7 +11,7 @@ import pytest
 from gateway import overload
 from router import overload as decisions
 from router.spec.fleet import FleetSpec, OverloadSpec
-from tests.harness import CHAT, EngineConnection, RunningGateway, ScriptedEngine, one_pool, running_gateway
+from tests.harness import CHAT, RunningGateway, ScriptedEngine, answering, one_pool, running_gateway
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +20,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "CALM_S", 0.2)
 
 
-async def answer(connection: EngineConnection) -> None:
-    await connection.head("content-type: application/json", "content-length: 2")
-    await connection.send(b"{}")
+answer = answering()
 
 
 def spec_of(engine: ScriptedEngine, **limits: str) -> FleetSpec:

@@ -9,7 +9,18 @@ import msgspec
 import pytest
 
 from router.spec.fleet import FleetSpec, GatewaySpec, TimeoutLimitSpec, TimeoutSpec
-from tests.harness import CHAT, DONE, ONE, STREAM, TWO, EngineConnection, RunningGateway, ScriptedEngine, one_pool
+from tests.harness import (
+    CHAT,
+    DONE,
+    ONE,
+    STREAM,
+    TWO,
+    EngineConnection,
+    RunningGateway,
+    ScriptedEngine,
+    one_pool,
+    streaming,
+)
 from tests.harness import running_gateway as running
 
 PING = b": ping\n\n"
@@ -112,8 +123,7 @@ async def test_after_a_ping_another_endpoint_may_still_answer(client: aiohttp.Cl
         if len(tried) == 1:
             connection.reset()
         else:
-            await connection.events(ONE, DONE)
-            await connection.end()
+            await connection.stream(ONE, DONE)
 
     async with ScriptedEngine(first_dies) as a, ScriptedEngine(first_dies) as b:
         async with running(one_pool(a.endpoint("a"), b.endpoint("b"), **PINGED)) as gateway:
@@ -157,9 +167,7 @@ async def test_a_malformed_timeouts_header_is_a_400(client: aiohttp.ClientSessio
         assert engine.requests == []
 
 
-async def whole(connection: EngineConnection) -> None:
-    await connection.events(ONE, DONE)
-    await connection.end()
+whole = streaming(ONE, DONE)
 
 
 def hidden(spec: FleetSpec) -> FleetSpec:

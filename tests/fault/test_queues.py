@@ -52,8 +52,7 @@ class Gate:
                 return
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
-            await connection.events(ONE, DONE)
-            await connection.end()
+            await connection.stream(ONE, DONE)
         finally:
             self.at_work -= 1
 

@@ -24,12 +24,10 @@ from tests.harness import (
     free_port,
     one_pool,
     running_gateway,
+    streaming,
 )
 
-
-async def whole(connection: EngineConnection) -> None:
-    await connection.events(ONE, TWO, DONE)
-    await connection.end()
+whole = streaming(ONE, TWO, DONE)
 
 
 async def ask(
@@ -418,9 +416,7 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}
 async def test_usage_is_asked_for_counted_and_shown_to_who_asked(
     client: aiohttp.ClientSession, together: bool, asked: bool
 ) -> None:
-    async def answer(connection: EngineConnection) -> None:
-        await connection.events(*([ONE + TWO + USAGE + DONE] if together else [ONE, TWO, USAGE, DONE]))
-        await connection.end()
+    answer = streaming(*([ONE + TWO + USAGE + DONE] if together else [ONE, TWO, USAGE, DONE]))
 
     options = {"stream_options": {"include_usage": True}} if asked else {}
     async with ScriptedEngine(answer) as engine, running_gateway(one_pool(engine.endpoint())) as running:

@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from gateway.upstream.triton.raw import SERVICE
 from router.spec.fleet import DrainSpec, GatewaySpec
-from tests.fault.worker_command import Command, HeldEngine, command, connects_forever, streams
-from tests.harness import DONE, free_port, one_pool
+from tests.fault.worker_command import Command, command, connects_forever, streams
+from tests.harness import DONE, HeldEngine, free_port, one_pool
 
 PROCESSES = pytest.mark.parametrize("workers", [1, 2])
 LONG = "60s"
@@ -23,8 +23,7 @@ LONG = "60s"
 
 @pytest_asyncio.fixture
 async def engine() -> AsyncIterator[HeldEngine]:
-    engine = HeldEngine()
-    async with engine:
+    async with HeldEngine() as engine:
         yield engine
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import aiohttp
 import grpc
-import psutil
 import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -136,14 +135,6 @@ async def answered(client: aiohttp.ClientSession, running: RunningGateway, count
     return seen
 
 
-def kill_model(server: TritonModels, model: str) -> None:
-    """`kill -9` of the process that runs a Python-backend model."""
-    children = psutil.Process(server.pid).children(recursive=True)
-    living = (child for child in children if child.status() != psutil.STATUS_ZOMBIE)
-    (process,) = (child for child in living if any(f"/{model}/" in argument for argument in child.cmdline()))
-    process.kill()
-
-
 @contextlib.asynccontextmanager
 async def repository(server: TritonModels) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(server.grpc) as channel:
@@ -163,7 +154,7 @@ async def test_streams_of_a_killed_model_end_in_errors_and_new_work_goes_elsewhe
             running.apply(file_documents(fleet(model, server, other, transport=transport), content_hash="other"))
             await running.until_phase("e1", "ready")
             killed = time.monotonic()
-            kill_model(server, model)
+            server.kill_model(model)
             await running.until_phase("e0", "unhealthy", IDLE_S)
             avoided = time.monotonic()
             after = await answered(client, running, 12, "after")
@@ -183,7 +174,7 @@ async def test_a_request_told_of_the_death_goes_elsewhere_and_ends_what_hangs_an
 ) -> None:
     async with running_gateway(fleet("ensemble", server, other, probe=ProbeSpec(interval="60s"))) as running:
         async with streams(client, running, STREAMS, SLOW) as seen:
-            kill_model(server, "ensemble")
+            server.kill_model("ensemble")
             first = await answered(client, running, 12, "first")
             assert {(each.endpoint, each.finished) for each in first} == {("e1", True)}
             assert running.gateway.fleet.endpoints["e0"].phase == "unhealthy"

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from router.spec.fleet import GatewaySpec
-from tests.fault.worker_command import HeldEngine, command
-from tests.harness import free_port, one_pool
+from tests.fault.worker_command import command
+from tests.harness import HeldEngine, free_port, one_pool
 
 REQUESTS = 1000
 

@@ -19,21 +19,18 @@ from gateway.listening import bind
 from headrace.workers import slot
 from headrace.workers.channel import Start
 from router.spec.documents import file_documents
-from tests.fault.worker_command import WORKERS, HeldEngine, clients_of, command, streams
-from tests.harness import DONE, ONE, STREAM, EngineConnection, ScriptedEngine, one_pool
+from tests.fault.worker_command import WORKERS, clients_of, command, streams
+from tests.harness import DONE, ONE, STREAM, HeldEngine, ScriptedEngine, one_pool, streaming
 from tests.valkey import ValkeyProcess, servers_here
 
 
 @pytest_asyncio.fixture
 async def engine() -> AsyncIterator[HeldEngine]:
-    engine = HeldEngine()
-    async with engine:
+    async with HeldEngine() as engine:
         yield engine
 
 
-async def answers(connection: EngineConnection) -> None:
-    await connection.events(ONE, DONE)
-    await connection.end()
+answers = streaming(ONE, DONE)
 
 
 async def test_workers_that_are_replaced_while_redis_is_away_know_what_the_gateway_knows(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from headrace.workers.channel import REPORT_EVERY_S
 from router.spec.documents import file_documents
 from router.spec.fleet import AuthSpec, EndpointSpec, GatewaySpec, JwtSpec, RouteSpec, TenantSpec
 from router.state.store import DocumentStore, Mark
-from tests.fault.worker_command import WORKERS, Command, HeldEngine, clients_of, command, connects_forever, streams
-from tests.harness import DONE, STREAM, free_port, one_pool
+from tests.fault.worker_command import WORKERS, Command, clients_of, command, connects_forever, streams
+from tests.harness import DONE, STREAM, HeldEngine, free_port, one_pool
 from tests.issuer import AUDIENCE, LocalIssuer
 from tests.valkey import ValkeyProcess, servers_here
 
@@ -29,8 +29,7 @@ STREAMS = 100
 
 @pytest_asyncio.fixture(scope="module")
 async def engine() -> AsyncIterator[HeldEngine]:
-    engine = HeldEngine()
-    async with engine:
+    async with HeldEngine() as engine:
         yield engine
 
 

@@ -1,10 +1,10 @@
-"""`headrace gateway --workers` in processes of its own, an engine that holds its streams, and their clients."""
+"""`headrace gateway --workers` in processes of its own, and clients of streams."""
 
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +15,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.spec.fleet import AuthSpec, FleetSpec, GatewaySpec
-from tests.harness import AT_ONCE, CALM, DONE, ONE, OPEN, STREAM, EngineConnection, ScriptedEngine, free_port
+from tests.harness import AT_ONCE, CALM, DONE, ONE, OPEN, STREAM, free_port
 
 WORKERS = 2
-
-
-@dataclass
-class HeldEngine(ScriptedEngine):
-    """An engine whose streams go on until they are let go."""
-
-    script: Callable[[EngineConnection], Awaitable[None]] = field(init=False)
-    held: list[asyncio.Event] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.script = self._hold
-
-    async def _hold(self, connection: EngineConnection) -> None:
-        self.held.append(let_go := asyncio.Event())
-        await connection.events(ONE)
-        await let_go.wait()
-        await connection.chunk(DONE)
-        await connection.end()
-
-    def let_go(self, count: int | None = None) -> None:
-        """Let the first `count` streams end, or all."""
-        for one in self.held[:count]:
-            one.set()
 
 
 class Client:

@@ -3,28 +3,17 @@
 import pytest
 
 from gateway.dispatch import first_willing
-from gateway.exchange import Exchange, LiveExchanges, Origin
+from gateway.exchange import Exchange, LiveExchanges
 from gateway.upstream.base import Engine, Failure, UpstreamError
 from router.fleet import Endpoint, EndpointState, Pool, Route
 from router.plan import Attempt, Plan
 from router.retry import RetryBudget
 from router.spec.documents import EndpointFields
 from router.spec.fleet import PoolSpec
+from tests.no_client import NoClient
 
 LOST = UpstreamError(Failure.LOST_BEFORE_ANSWER, "lost")
 BUSY = UpstreamError(Failure.BUSY, "busy", 503)
-
-
-class NoClient:
-    paused_since = 0.0
-    resumed_at = 0.0
-
-    def abort(self) -> None: ...
-
-    def origin(self) -> Origin:
-        raise NotImplementedError
-
-    def refuse(self, error: UpstreamError) -> None: ...
 
 
 class Engines:

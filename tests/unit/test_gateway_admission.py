@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.admission import Admission
-from gateway.exchange import Exchange, LiveExchanges, Origin
+from gateway.exchange import Exchange, LiveExchanges
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
 from gateway.relay.accounting import Account
@@ -27,21 +27,10 @@ from router.prompt import PromptView
 from router.retry import RetryBudget
 from router.spec.documents import file_documents
 from router.spec.fleet import EndpointSpec, FleetSpec, OverloadSpec, PoolSpec, QueueSpec, RouteSpec
+from tests.no_client import NoClient
 
 ANYBODY = Standing()
 STOPPING = UpstreamError(Failure.BUSY, "stopping", 503)
-
-
-class NoClient:
-    paused_since = 0.0
-    resumed_at = 0.0
-
-    def abort(self) -> None: ...
-
-    def origin(self) -> Origin:
-        raise NotImplementedError
-
-    def refuse(self, error: UpstreamError) -> None: ...
 
 
 class Desk:
