@@ -1,13 +1,19 @@
-"""The server's side of HTTP/2 for tests: what it sends, byte by byte, and a receiver that keeps what a call is told."""
+"""The server's side of HTTP/2 for tests: what it sends, byte by byte, a receiver that keeps what a call is told, and a
+connection without a network."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
 
 from gateway.upstream.http2 import frames
+from gateway.upstream.http2.connection import Connection
 from gateway.upstream.http2.frames import Frame, FrameReader, frame
-from gateway.upstream.http2.grpc_stream import CallEnd
+from gateway.upstream.http2.frames import settings as settings_frame
+from gateway.upstream.http2.grpc_stream import CallEnd, GrpcStream, framed
 from gateway.upstream.http2.headers import encode
 
 HEAD = encode(((":status", "200"), ("content-type", "application/grpc")))
@@ -56,6 +62,67 @@ class Heard:
         async with asyncio.timeout(10):
             await self.ended.wait()
         return self.ends[0]
+
+
+def pieces(whole: bytes, cuts: list[int]) -> Iterator[bytes]:
+    """`whole`, cut at each of `cuts` modulo its length."""
+    places = sorted({cut % (len(whole) + 1) for cut in cuts})
+    for start, end in zip([0, *places], [*places, len(whole)], strict=True):
+        yield whole[start:end]
+
+
+CUTS = st.lists(st.integers(0, 1 << 20), max_size=20)
+
+
+class FakeTransport:
+    """The client's side of a socket: keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def get_extra_info(self, name: str) -> Any:
+        return self
+
+    def setsockopt(self, *_: int) -> None: ...
+
+    def write(self, piece: bytes) -> None:
+        self.written.append(bytes(piece))
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        self.written += map(bytes, pieces)
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+
+class Connected:
+    """A connection whose server has introduced itself."""
+
+    def __init__(self, **server: int) -> None:
+        self.transport = FakeTransport()
+        self.over: list[Connection] = []
+        self.connection = Connection(self.over.append)
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        ours = {getattr(frames, name.upper()): value for name, value in server.items()}
+        self.connection.data_received(settings_frame(ours))
+
+    def read(self, *pieces: bytes) -> None:
+        self.connection.data_received(b"".join(pieces))
+
+    def call(self, body: bytes = b"request") -> tuple[GrpcStream, Heard]:
+        heard = Heard()
+        stream = GrpcStream(heard)
+        self.connection.start(stream, encode(((":method", "POST"),)), framed(body))
+        return stream, heard
+
+    def sent(self, *kinds: int) -> list[Frame]:
+        """The frames of these types that have been written since the last time."""
+        written, self.transport.written = b"".join(self.transport.written), []
+        read = FrameReader().feed(written.removeprefix(frames.PREFACE))
+        return [each for each in read if not kinds or each[0] in kinds]
 
 
 class ServerConnection:

@@ -8,8 +8,11 @@ import pytest
 import pytest_asyncio
 
 from gateway.upstream.triton.tokens import TokenCodec
+from tests.contract.keyed_gateway import answer
 from tests.contract.triton_adapter import Adapt, Adapter, adapter
 from tests.contract.triton_models_server import TritonModels
+from tests.harness import ScriptedEngine
+from tests.issuer import LocalIssuer
 from tests.tokenizer import byte_level
 from tests.valkey import ValkeyProcess, servers_here
 
@@ -19,6 +22,19 @@ async def redis_server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncI
     """A server of the test's own: Valkey, and Debian's Redis where it is installed."""
     async with ValkeyProcess(request.param, tmp_path) as server:
         yield server
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncIterator[ScriptedEngine]:
+    """One that answers every chat with `hello`."""
+    async with ScriptedEngine(answer) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture
+async def issuer() -> AsyncIterator[LocalIssuer]:
+    async with LocalIssuer() as issuer:
+        yield issuer
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,7 @@
-"""The admin API on a real server, the shared state in a real Valkey, and the commands on top of both."""
+"""The admin API on a real server, and the shared state in a real Valkey."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,101 +9,13 @@ import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
-from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter
-from typer.testing import CliRunner, Result
+from prometheus_client import Counter
 
-from gateway.admin.app import BODY_LIMIT, admin_app
-from gateway.admin.view import Lifecycle, Workers, no_requests_left
-from gateway.configuration import Origins
-from gateway.exchange import LiveExchanges
-from gateway.live_requests import RequestFilter, RequestList, cancel_request, list_requests
-from gateway.log_levels import LogLevel, LogLevels
-from gateway.reload import Reloaded, ReloadError
-from headrace.cli.main import app
-from router.admission.limits import Limits, TenantLimits
-from router.fleet import Endpoint, FleetView, compile_view
-from router.merge import MergedFleet, merge
-from router.retry import RetryBudget
-from router.spec.documents import Document, file_documents
-from router.spec.fleet import FleetSpec
-from router.state.fleet import FleetState
+from gateway.admin.app import BODY_LIMIT
+from router.spec.documents import Document
 from router.state.store import DocumentStore, Mark
+from tests.contract.admin_gateway import NEW, Gateway, call, headrace, refused, serving
 from tests.valkey import ValkeyProcess, servers_here
-
-FILE = {
-    "fleet": "demo",
-    "pools": {
-        "p": {"protocol": "openai", "model": "m", "endpoints": [{"id": "a", "http": "http://127.0.0.1:1"}]},
-        "t": {"protocol": "triton", "model": "ensemble"},
-    },
-    "routes": {"r": {"pool": "p"}},
-}
-NEW = {"id": "new", "pool": "p", "http": "http://127.0.0.1:9"}
-
-
-@dataclass
-class Gateway:
-    """The least that has an admin API: the documents compiled into a view, and no traffic."""
-
-    redis_url: str | None
-    lifecycle: Lifecycle = "serving"
-    fleet: FleetView = field(default_factory=FleetView)
-    merged: MergedFleet = field(default_factory=lambda: merge([]))
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    url: str = ""
-    workers: Workers | None = None
-    anonymous: bool = True
-    frozen: bool = False
-    """Takes nothing over any more, as if compiling a change failed."""
-
-    def __post_init__(self) -> None:
-        documents = file_documents(msgspec.convert(FILE, FleetSpec), content_hash="h")
-        self.log_levels = LogLevels()
-        self.live = LiveExchanges(list, RetryBudget(0, 0))
-        self.state = FleetState(self.redis_url, "demo", documents, "h", self._on_documents)
-
-    def degraded(self) -> list[str]:
-        return []
-
-    async def list_requests(self, wanted: RequestFilter) -> RequestList:
-        return list_requests(self.live, wanted)
-
-    def configuration(self) -> tuple[FleetSpec, Origins]:
-        return msgspec.convert(FILE, FleetSpec), Origins(content_hash="h")
-
-    def set_log_level(self, name: str, level: LogLevel | None) -> None:
-        self.log_levels.set_or_reset(name, level)
-
-    async def cancel_request(self, id_: str) -> bool:
-        return cancel_request(self.live, id_)
-
-    async def reload(self) -> Reloaded:
-        raise ReloadError("The file is refused: line 3.")
-
-    def drained(self, endpoint: Endpoint) -> bool:
-        return no_requests_left(endpoint)
-
-    def _on_documents(self, documents: list[Document]) -> None:
-        if self.frozen:
-            return
-        self.merged = merge(documents)
-        self.fleet = compile_view(self.merged, self.fleet)
-
-
-@asynccontextmanager
-async def serving(redis_url: str | None, token: str | None = None) -> AsyncIterator[Gateway]:
-    gateway = Gateway(redis_url)
-    runner = web.AppRunner(admin_app(gateway, token))
-    try:
-        await gateway.state.start()
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        gateway.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield gateway
-    finally:
-        await runner.cleanup()
-        await gateway.state.stop()
 
 
 @pytest_asyncio.fixture
@@ -119,29 +28,6 @@ async def valkey(tmp_path: Path) -> AsyncIterator[ValkeyProcess]:
 async def gateway(valkey: ValkeyProcess) -> AsyncIterator[Gateway]:
     async with serving(valkey.url) as gateway:
         yield gateway
-
-
-async def call(gateway: Gateway, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(
-            method, gateway.url + path, data=None if body is None else json.dumps(body), headers=headers
-        ) as r,
-    ):
-        return r.status, await r.json()
-
-
-async def refused(gateway: Gateway, method: str, path: str, body: Any = None) -> tuple[int, str]:
-    """Status and message of a refusal in the API's one shape."""
-    status, answer = await call(gateway, method, path, body)
-    assert set(answer["error"]) == {"message", "type", "param", "code"}
-    return status, answer["error"]["message"]
-
-
-async def headrace(gateway: Gateway, *arguments: str, token: str | None = None) -> Result:
-    """The command, in a thread: the gateway it talks to lives on this event loop."""
-    environment = {"HEADRACE_ADMIN": gateway.url, "HEADRACE_ADMIN_TOKEN": token}
-    return await asyncio.to_thread(CliRunner().invoke, app, arguments, env=environment)
 
 
 async def test_health_readiness_and_metrics_need_no_token(valkey: ValkeyProcess) -> None:
@@ -422,170 +308,3 @@ async def test_without_redis_the_fleet_is_shown_and_not_changed(valkey: ValkeyPr
         assert response.status == 503
         assert response.headers["retry-after"] == "1"
     assert (await call(gateway, "GET", "/admin/v1/endpoints"))[0] == 200
-
-
-async def test_the_commands_change_the_fleet(gateway: Gateway) -> None:
-    for line in (
-        "endpoints add org/new --pool p --http http://127.0.0.1:9 --zone b --capacity spot",
-        "endpoints drain org/new",
-        "routes set org/model --pool p=2 --pool t=1",
-    ):
-        result = await headrace(gateway, *line.split())
-        assert (result.exit_code, result.stderr) == (0, ""), line
-    listed = json.loads((await headrace(gateway, "endpoints", "list", "--json")).stdout)
-    (row,) = [row for row in listed if row["id"] == "org/new"]
-    assert (row["zone"], row["capacity"], row["sources"]) == ("b", "spot", ["cli"])
-    assert gateway.fleet.endpoints["org/new"].spec.drain
-    (route,) = [r for r in json.loads((await headrace(gateway, "routes", "list", "--json")).stdout) if r["name"] != "r"]
-    assert route["pools"] == [{"pool": "p", "weight": 2.0}, {"pool": "t", "weight": 1.0}]
-    assert "org/new" in (await headrace(gateway, "endpoints", "list")).stdout
-    assert "p=2, t=1" in (await headrace(gateway, "routes", "list")).stdout
-    for line in ("endpoints undrain org/new", "endpoints remove org/new", "routes remove org/model"):
-        assert (await headrace(gateway, *line.split())).exit_code == 0, line
-    assert set(gateway.fleet.endpoints) == {"a"}
-    assert set(gateway.fleet.routes) == {"r"}
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (b"-ERR unknown command '\x1b[31m\xff'\r\n", "it does not speak HTTP"),
-        (b"", "closed"),
-        (b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}", "status 404"),
-        (b'HTTP/1.1 404 Oh\r\ncontent-length: 43\r\n\r\n{"error":{"message":"No","code":"not_found"}}', "status 404"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", "its answer is not a gateway's"),
-        (b"HTTP/1.1 500 Oh\r\ncontent-length: 3\r\n\r\n\x1b[m", "status 500"),
-    ],
-)  # fmt: skip
-async def test_what_is_no_admin_api_is_said_to_be_none_and_not_printed(answer: bytes, said: str) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        result = await asyncio.to_thread(CliRunner().invoke, app, ["endpoints", "list", "--admin", url])
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert said in result.stderr
-    assert url in result.stderr
-    assert "\x1b" not in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("endpoints remove a", "comes from file"),
-        ("endpoints drain nobody", "no endpoint 'nobody'"),
-        ("endpoints add x --pool q --http http://127.0.0.1:9", "no pool is named q"),
-        ("endpoints add x --pool p --http http://127.0.0.1:9 --capacity cheap", "not one of on-demand, spot"),
-        ("endpoints list --admin http://127.0.0.1:1", "No gateway answers"),
-        ("endpoints list --admin localhost", "not an address"),
-        ("routes set r --pool p=much", "weight"),
-        ("routes set r --pool =", "names no pool"),
-        ("routes set r --pool =2", "names no pool"),
-        ("routes set r --pool p --fallback p", "named twice"),
-        ("routes remove nobody", "no route"),
-    ],
-)
-async def test_a_command_that_fails_says_why_in_one_sentence_and_exits_with_1(
-    gateway: Gateway, line: str, said: str
-) -> None:
-    result = await headrace(gateway, *line.split())
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert said in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-async def test_a_reload_that_is_refused_says_why(gateway: Gateway) -> None:
-    assert await refused(gateway, "POST", "/admin/v1/reload") == (409, "The file is refused: line 3.")
-    result = await headrace(gateway, "reload")
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "The file is refused: line 3.\n")
-
-
-async def test_a_tenant_is_set_listed_and_removed_with_its_keys_as_hashes_only(gateway: Gateway) -> None:
-    first, second = "a" * 64, "b" * 64
-    key = f"{{sha256: '{first}', name: ci, expires: 2027-01-31}}"
-    limits = ["--limits", "{requests_per_minute: 60, streams: 4}", "--route-limits", "{r: {streams: 2}}"]
-    keys = ["--key", key, "--key", second]
-    waits = ["--priority", "batch", "--weight", "2"]
-    result = await headrace(gateway, "tenants", "set", "org/search", *keys, "--route", "r", *limits, *waits)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "Tenant org/search has 2 keys and may call r.\n"
-    assert gateway.fleet.keys.tenant_of(bytes.fromhex(first), 0.0) == "org/search"
-    assert set(gateway.fleet.tenants["org/search"].routes) == {"r"}
-    (row,) = json.loads((await headrace(gateway, "tenants", "list", "--json")).stdout)
-    assert row == {
-        "name": "org/search",
-        "keys": [{"sha256": first, "name": "ci", "expires": "2027-01-31"}, {"sha256": second}],
-        "routes": ["r"], "isolated": True, "priority": "batch", "weight": 2.0, "sources": ["cli"], "problem": None,
-        "limits": {"requests_per_minute": 60, "streams": 4}, "route_limits": {"r": {"streams": 2}},
-    }  # fmt: skip
-    held = gateway.fleet.tenants["org/search"].limits
-    assert held == TenantLimits("org/search", Limits(requests=60, streams=4), {"r": Limits(streams=2)})
-    listed = (await headrace(gateway, "tenants", "list")).stdout
-    assert "ci (to 2027-01-31), bbbbbbbb" in listed
-    assert "60 requests/min, 4 at a time; r: 2 at a time" in listed
-    result = await headrace(gateway, "tenants", "set", "org/search")
-    assert result.stdout == "Tenant org/search is known by tokens only and may call every route.\n"
-    assert gateway.fleet.tenants["org/search"].tenant == "org/search"
-    for line, said in (("routes remove r", "comes from file"), ("tenants remove org/search", "")):
-        assert said in (await headrace(gateway, *line.split())).stderr
-    assert gateway.fleet.tenants == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["set", "t", "--key", "hr-secret"], "never the key itself"),
-        (["set", "t", "--key", "{sha256: x"], "is no key as `headrace keys new` prints it"),
-        (["set", "t", "--key", "a" * 64, "--route", "rr"], "no route is named rr; did you mean r?"),
-        (["set", "t", "--key", "a" * 64, "--key", "a" * 64], "listed twice"),
-        (["set", "t", "--key", "c" * 64], "tenant taken's already"),
-        (["set", "t", "--key", "a" * 64, "--limits", "60"], "--limits: is no mapping"),
-        (["set", "t", "--key", "a" * 64, "--limits", "{requests: 60}"], "requests"),
-        (["set", "t", "--key", "a" * 64, "--route-limits", "{r: {streams: -1}}"], "route_limits.r.streams"),
-        (["set", "a b", "--key", "a" * 64], "is not a name"),
-        (["remove", "nobody"], "There is no tenant 'nobody'. There are: taken."),
-    ],
-)
-async def test_a_tenant_that_cannot_be_is_refused_with_a_reason(
-    gateway: Gateway, arguments: list[str], said: str
-) -> None:
-    assert (await headrace(gateway, "tenants", "set", "taken", "--key", "c" * 64)).exit_code == 0
-    result = await headrace(gateway, "tenants", *arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert said in result.stderr
-    assert "hr-secret" not in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-async def test_a_loggers_level_is_set_and_reset_and_the_log_tells_who_did(
-    gateway: Gateway, caplog: pytest.LogCaptureFixture
-) -> None:
-    for line, said in (
-        ("log-level set gateway.upstream debug", "gateway.upstream says what is debug and above.\n"),
-        ("log-level set root error", "root says what is error and above.\n"),
-    ):
-        result = await headrace(gateway, *line.split())
-        assert (result.exit_code, result.stdout) == (0, said), result.stderr
-    listed = json.loads((await headrace(gateway, "log-level", "list", "--json")).stdout)
-    changed = {row["name"]: row["level"] for row in listed if row["changed"]}
-    assert changed == {"root": "error", "gateway.upstream": "debug"}
-    assert "gateway.upstream" in (await headrace(gateway, "log-level", "list")).stdout
-    told = [record.getMessage() for record in caplog.records]
-    assert "logger root is set to error" in told, "although the root said no more than errors then"
-    assert "PUT /admin/v1/log-levels/root, asked for by 127.0.0.1: 200" in told
-    for name in changed:
-        assert (await headrace(gateway, "log-level", "reset", name)).exit_code == 0
-    assert gateway.log_levels.changed == {}
-    for line, said in (
-        ("log-level set gatway debug", "There is no logger 'gatway'; did you mean gateway?"),
-        ("log-level set gateway loud", "`level`: 'loud' is not one of debug, error, info, warning."),
-        ("log-level set gateway.admin.app error", "always does."),
-        ("log-level reset nobody", "There is no logger 'nobody'."),
-    ):
-        denied = await headrace(gateway, *line.split())
-        assert (denied.exit_code, said in denied.stderr) == (1, True), denied.stderr

@@ -13,7 +13,7 @@ from aiohttp import web
 from gateway.admin import OPENAPI, TOKEN_HEADER
 from gateway.admin.app import admin_app
 from gateway.admin.openapi import document_text
-from tests.contract.test_admin import serving
+from tests.contract.admin_gateway import serving
 from tests.harness import ScriptedEngine, one_pool, running_gateway
 from tests.schemathesis_runs import schemathesis_run
 from tests.valkey import ValkeyProcess, servers_here

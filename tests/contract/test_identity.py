@@ -1,12 +1,9 @@
 """Who may call, over each API: with keys as clients' libraries send them, and without."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator
 from hashlib import sha256
-from pathlib import Path
-from typing import Any
 
 import aiohttp
 import grpc
@@ -16,92 +13,28 @@ import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException
 
 from router.spec.documents import file_documents
-from router.spec.fleet import (
-    AuthSpec,
-    EndpointSpec,
-    FleetSpec,
-    GatewaySpec,
-    KeySpec,
-    PoolSpec,
-    ProbeSpec,
-    ReplaceSpec,
-    RouteSpec,
-    SecretSpec,
-    TenantSpec,
+from router.spec.fleet import TenantSpec
+from tests.contract.keyed_gateway import (
+    EXPIRED,
+    KEY,
+    NEXT_KEY,
+    OTHER_KEY,
+    TENANTS,
+    ask,
+    fleet,
+    hashed,
+    running,
+    status_of,
 )
-from tests.harness import (
-    CHAT,
-    RunningGateway,
-    ScriptedEngine,
-    answering,
-    free_port,
-    one_pool,
-    running_gateway,
-)
-
-KEY, NEXT_KEY, OTHER_KEY, EXPIRED = "hr-search-key", "hr-search-next-key", "hr-other-key", "hr-expired-key"
-ANSWER = b'{"choices":[{"message":{"content":"hello"}}]}'
-
-
-def hashed(key: str, expires: str | None = None) -> KeySpec:
-    return KeySpec(sha256=sha256(key.encode()).hexdigest(), expires=expires)
-
-
-TENANTS = {
-    "search": TenantSpec(keys=[hashed(KEY), hashed(NEXT_KEY), hashed(EXPIRED, "2020-01-01")], routes=["m", "triton"]),
-    "other": TenantSpec(keys=[hashed(OTHER_KEY)], isolated=False),
-}
-
-answer = answering(body=ANSWER)
-
-
-def fleet(engine: ScriptedEngine, anonymous: str = "deny", tenants: dict[str, TenantSpec] | None = None) -> FleetSpec:
-    """The route `m` to a scripted engine; `hidden`, which only `other` may call; and `triton`, where nobody is."""
-    spec = one_pool(engine.endpoint())
-    nobody = EndpointSpec(id="nobody", grpc=f"127.0.0.1:{free_port()}", http=f"http://127.0.0.1:{free_port()}")
-    triton = PoolSpec(protocol="triton", model="m", endpoints=[nobody], probe=ProbeSpec(interval="60s"))
-    auth = msgspec.convert({"anonymous": anonymous}, AuthSpec)
-    return msgspec.structs.replace(
-        spec,
-        pools={**spec.pools, "t": triton},
-        routes={name: RouteSpec(pool="p") for name in ("m", "hidden")}
-        | {name: RouteSpec(pool="t") for name in ("triton", "hidden-triton")},
-        tenants=TENANTS if tenants is None else tenants,
-        gateway=GatewaySpec(grpc=":8001", auth=auth),
-    )
-
-
-@contextlib.asynccontextmanager
-async def running(spec: FleetSpec) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(spec, wait_ready=False) as gateway:
-        await gateway.until_phase("engine", "ready")
-        yield gateway
-
-
-@pytest_asyncio.fixture
-async def engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine(answer) as engine:
-        yield engine
+from tests.harness import CHAT, OPEN, RunningGateway, ScriptedEngine
 
 
 @pytest_asyncio.fixture
 async def gateway(engine: ScriptedEngine) -> AsyncIterator[RunningGateway]:
     async with running(fleet(engine)) as gateway:
         yield gateway
-
-
-async def ask(gateway: RunningGateway, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
-    """Status, headers and content of an answer; a GET without a body."""
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
-    async with (
-        aiohttp.ClientSession() as client,
-        client.request("POST" if body is not None else "GET", gateway.url + path, json=body, headers=given) as response,
-    ):
-        content = await response.read()
-        return response.status, response.headers, msgspec.json.decode(content) if content else None
 
 
 WAYS = [
@@ -240,11 +173,11 @@ async def test_an_isolated_tenants_prompts_carry_a_salt_of_its_own(
 
 
 async def test_the_anonymous_come_in_only_where_they_may(engine: ScriptedEngine) -> None:
-    async with running(fleet(engine, "allow")) as gateway:
+    async with running(fleet(engine, OPEN)) as gateway:
         assert (await ask(gateway, "/v1/chat/completions", CHAT))[0] == 200
         assert (await ask(gateway, "/v1/chat/completions", CHAT, x_api_key=KEY))[0] == 200
         assert (await ask(gateway, "/v1/chat/completions", CHAT, x_api_key="hr-made-up"))[0] == 401
-    async with running(fleet(engine, "allow", tenants={})) as gateway:
+    async with running(fleet(engine, OPEN, tenants={})) as gateway:
         assert (await ask(gateway, "/v1/chat/completions", CHAT, x_api_key="a library's habit"))[0] == 200
 
 
@@ -252,12 +185,6 @@ async def test_refusals_are_counted_under_no_route(gateway: RunningGateway) -> N
     await ask(gateway, "/v1/chat/completions", CHAT)
     labels = {"api": "chat.completions", "route": "unknown", "status": "401"}
     assert gateway.gateway.registry.get_sample_value("headrace_requests_total", labels) == 1
-
-
-async def status_of(call: Any) -> tuple[str, str]:
-    with pytest.raises(InferenceServerException) as caught:
-        await call
-    return caught.value.status(), caught.value.message()
 
 
 async def test_who_is_refused_is_counted_wherever_it_asked(
@@ -332,154 +259,6 @@ async def test_a_grpc_stream_needs_a_key_and_ends_to_be_served_when_that_is_gone
         assert "not known" in (await stream.read()).error_message
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
-
-
-def with_credentials(spec: FleetSpec, credentials: Any) -> FleetSpec:
-    pools = {name: msgspec.structs.replace(pool, credentials=credentials) for name, pool in spec.pools.items()}
-    return msgspec.structs.replace(spec, pools=pools)
-
-
-async def test_a_pool_that_forwards_sends_on_the_clients_authorization_and_no_other_key(engine: ScriptedEngine) -> None:
-    async with running(with_credentials(fleet(engine), "forward")) as gateway:
-        for headers in ({"x_api_key": KEY, "authorization": "Bearer for-the-engine"}, {"x_api_key": KEY}):
-            assert (await ask(gateway, "/v1/chat/completions", CHAT, **headers))[0] == 200
-    assert [request.headers.get("authorization") for request in engine.requests] == ["Bearer for-the-engine", None]
-    assert not any("x-api-key" in request.headers for request in engine.requests)
-
-
-async def test_a_pools_own_token_takes_the_place_of_the_clients_and_follows_its_file(
-    engine: ScriptedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    file = tmp_path / "token"
-    file.write_text("engine-token-1\n")
-    secret = ReplaceSpec(replace=SecretSpec(file=str(file)))
-    async with running(with_credentials(fleet(engine), secret)) as gateway:
-
-        async def asked(status: int = 200) -> None:
-            assert (await ask(gateway, "/v1/chat/completions", CHAT, authorization=f"Bearer {KEY}"))[0] == status
-
-        await asked()
-        file.write_text("another-engine-token\n")
-        await gateway.until(lambda: "Bearer another-engine-token" in engine.probed_with, "probes send the new token")
-        await asked()
-        file.unlink()
-        await gateway.until_phase("engine", "unhealthy")
-        await asked(503)
-        assert str(file) in gateway.gateway.fleet.endpoints["engine"].detail
-    given = [request.headers.get("authorization") for request in engine.requests]
-    assert given == ["Bearer engine-token-1", "Bearer another-engine-token"]
-    assert not [record for record in caplog.records if "engine-token" in record.getMessage()]
-
-
-class SeenMetadata:
-    """A gRPC server that knows one thing only: with which `authorization` it was called, by method."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, list[str | None]] = {}
-        self.refuses = grpc.StatusCode.UNIMPLEMENTED
-        self.port = 0
-
-    async def __aenter__(self) -> "SeenMetadata":
-        self._server = grpc.aio.server()
-        self._server.add_generic_rpc_handlers((self,))
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._server.stop(None)
-
-    def service_name(self) -> None:
-        return None
-
-    def service(self, details: Any) -> Any:
-        method = details.method.rpartition("/")[2]
-        given = dict(details.invocation_metadata).get("authorization")
-        self.seen.setdefault(method, []).append(given)
-        ready = {"ServerReady": b"\x08\x01", "ModelReady": b"\x08\x01"}
-
-        async def answer(_: bytes, context: Any) -> bytes:
-            if method not in ready:
-                await context.abort(self.refuses, "not here")
-            return ready[method]
-
-        return grpc.unary_unary_rpc_method_handler(answer)
-
-
-@pytest.mark.parametrize(
-    ("credentials", "infer", "probe"),
-    [
-        ("none", None, None),
-        ("forward", f"Bearer {KEY}", None),
-        (ReplaceSpec(replace=SecretSpec(env="ENGINE_TOKEN")), "Bearer sesame", "Bearer sesame"),
-    ],
-)
-async def test_over_grpc_too_an_engine_gets_what_its_pool_says(
-    engine: ScriptedEngine, credentials: Any, infer: str | None, probe: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ENGINE_TOKEN", "sesame")
-    async with SeenMetadata() as triton:
-        spec = fleet(engine)
-        endpoint = EndpointSpec(id="seen", grpc=f"127.0.0.1:{triton.port}")
-        pool = msgspec.structs.replace(spec.pools["t"], endpoints=[endpoint], credentials=credentials)
-        async with running(msgspec.structs.replace(spec, pools={**spec.pools, "t": pool})) as gateway:
-            await gateway.until(lambda: "ServerReady" in triton.seen, "the engine is probed")
-            gateway.gateway.fleet.endpoints["seen"].state.phase = "ready"
-            async with InferenceServerClient(gateway.grpc_address) as client:
-                await status_of(client.infer("triton", [], headers={"authorization": f"Bearer {KEY}"}))
-    assert triton.seen["ModelInfer"] == [infer]
-    assert set(triton.seen["ServerReady"]) == {probe}
-
-
-@pytest.mark.parametrize("engines", ["401 Unauthorized", "403 Forbidden"])
-@pytest.mark.parametrize("credentials", ["none", "replace", "forward"])
-async def test_an_engine_that_refuses_its_pools_credentials_is_not_the_clients_fault(
-    engines: str, credentials: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ENGINE_TOKEN", "sesame")
-    given: Any = ReplaceSpec(replace=SecretSpec(env="ENGINE_TOKEN")) if credentials == "replace" else credentials
-
-    refuse = answering(engines, b'{"error":"no"}')
-
-    async with ScriptedEngine(refuse) as engine:
-        spec = with_credentials(fleet(engine), given)
-        endpoint = EndpointSpec(id="raw", grpc=f"127.0.0.1:{free_port()}", http=f"http://127.0.0.1:{engine.port}")
-        triton = msgspec.structs.replace(spec.pools["t"], endpoints=[endpoint])
-        async with running(msgspec.structs.replace(spec, pools={**spec.pools, "t": triton})) as gateway:
-            gateway.gateway.fleet.endpoints["raw"].state.phase = "ready"
-            plain = await ask(gateway, "/v1/chat/completions", CHAT, authorization=f"Bearer {KEY}")
-            stream = await ask(gateway, "/v1/chat/completions", {**CHAT, "stream": True}, authorization=f"Bearer {KEY}")
-            kserve = await ask(gateway, "/v2/models/triton/infer", {}, authorization=f"Bearer {KEY}")
-    told = [plain[2]["error"], stream[2]["error"], kserve[2]["error"]]
-    if credentials == "forward":
-        assert {plain[0], stream[0], kserve[0]} == {int(engines[:3])}
-        assert told == ["no", "no", "no"]
-        return
-    assert (plain[0], stream[0], kserve[0]) == (502, 502, 502)
-    assert told[0]["code"] == "engine_credentials"
-    for text, pool in ((told[0]["message"], "p"), (told[1]["message"], "p"), (told[2], "t")):
-        assert f"pool {pool} sends" in text and "`credentials`" in text
-        assert "sesame" not in text
-    assert len(engine.requests) == 3  # every replica would say the same
-
-
-async def test_over_grpc_too_an_engine_that_refuses_its_pools_credentials_is_not_the_clients_fault(
-    engine: ScriptedEngine,
-) -> None:
-    async with SeenMetadata() as triton:
-        spec = fleet(engine)
-        endpoint = EndpointSpec(id="seen", grpc=f"127.0.0.1:{triton.port}")
-        for credentials, status in (("none", "StatusCode.INTERNAL"), ("forward", "StatusCode.UNAUTHENTICATED")):
-            pool = msgspec.structs.replace(spec.pools["t"], endpoints=[endpoint], credentials=credentials)
-            async with running(msgspec.structs.replace(spec, pools={**spec.pools, "t": pool})) as gateway:
-                await gateway.until(lambda: "ServerReady" in triton.seen, "the engine is probed")
-                gateway.gateway.fleet.endpoints["seen"].state.phase = "ready"
-                triton.refuses = grpc.StatusCode.UNAUTHENTICATED
-                async with InferenceServerClient(gateway.grpc_address) as client:
-                    said = await status_of(client.infer("triton", [], headers={"authorization": f"Bearer {KEY}"}))
-            assert said[0] == status
-            assert ("pool t sends" in said[1]) == (credentials == "none")
 
 
 async def test_a_gateway_that_nobody_may_call_says_so(engine: ScriptedEngine) -> None:

@@ -1,140 +1,34 @@
-"""Tokens of issuers (JWT) in place of API keys, over each API, with a real issuer that rotates keys and goes away."""
+"""Tokens of issuers (JWT) in place of API keys, over each API: which are taken, how long, and what else is said."""
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import logging
-import os
-import ssl
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import aiohttp
 import grpc
 import msgspec
 import pytest
 import pytest_asyncio
-from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from gateway.oidc import callers
 from gateway.oidc import issuer as issuers
 from router.spec.documents import file_documents
-from router.spec.fleet import (
-    AuthSpec,
-    EndpointSpec,
-    FleetSpec,
-    GatewaySpec,
-    JwtSpec,
-    KeySpec,
-    PoolSpec,
-    ProbeSpec,
-    RouteSpec,
-    TenantSpec,
-)
-from router.tenants import digest_of
-from tests.certificates import make
-from tests.harness import (
-    CHAT,
-    RunningGateway,
-    ScriptedEngine,
-    answering,
-    free_port,
-    one_pool,
-    running_gateway,
-)
-from tests.issuer import AUDIENCE, LocalIssuer, claims, jwk, part, private_key, signed
-
-KEY = "hr-search-key"
-ANSWER = b'{"choices":[{"message":{"content":"hello"}}]}'
-TENANTS = {
-    "search": TenantSpec(keys=[KeySpec(sha256=digest_of(KEY).hex())], routes=["m", "triton"]),
-    "other": TenantSpec(),
-}
-
-answer = answering(body=ANSWER)
-
-
-def fleet(engine: ScriptedEngine, *trusted: JwtSpec, tenants: dict[str, TenantSpec] = TENANTS) -> FleetSpec:
-    """The routes `m` to a scripted engine, `hidden`, which only `other` may call, and `triton`, where nobody is."""
-    spec = one_pool(engine.endpoint())
-    nobody = EndpointSpec(id="nobody", grpc=f"127.0.0.1:{free_port()}", http=f"http://127.0.0.1:{free_port()}")
-    triton = PoolSpec(protocol="triton", model="m", endpoints=[nobody], probe=ProbeSpec(interval="60s"))
-    return msgspec.structs.replace(
-        spec,
-        pools={**spec.pools, "t": triton},
-        routes={"m": RouteSpec(pool="p"), "hidden": RouteSpec(pool="p"), "triton": RouteSpec(pool="t")},
-        tenants=tenants,
-        gateway=GatewaySpec(grpc=":8001", auth=AuthSpec(jwt=list(trusted))),
-    )
-
-
-@contextlib.asynccontextmanager
-async def running(engine: ScriptedEngine, *trusted: JwtSpec) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(fleet(engine, *trusted), wait_ready=False) as gateway:
-        await gateway.until_phase("engine", "ready")
-        yield gateway
-
-
-def trust(issuer: LocalIssuer, **changed: Any) -> JwtSpec:
-    return msgspec.convert({"issuer": issuer.url, "audience": AUDIENCE, **changed}, JwtSpec)
-
-
-@pytest_asyncio.fixture
-async def engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine(answer) as engine:
-        yield engine
-
-
-@pytest_asyncio.fixture
-async def issuer() -> AsyncIterator[LocalIssuer]:
-    async with LocalIssuer() as issuer:
-        yield issuer
+from tests.contract.jwt_gateway import ask, checked, status, trust, trusting
+from tests.contract.keyed_gateway import KEY, TENANTS, fleet
+from tests.harness import CHAT, RunningGateway, ScriptedEngine
+from tests.issuer import LocalIssuer, claims, jwk, part, private_key, signed
 
 
 @pytest_asyncio.fixture
 async def gateway(engine: ScriptedEngine, issuer: LocalIssuer) -> AsyncIterator[RunningGateway]:
-    async with running(engine, trust(issuer)) as gateway:
+    async with trusting(engine, trust(issuer)) as gateway:
         yield gateway
-
-
-async def ask(gateway: RunningGateway, token: str, path: str = "/v1/chat/completions") -> tuple[int, Any, Any]:
-    """Status, headers and content of the answer to whoever has `token`."""
-    body = CHAT if path.startswith("/v1/chat") else None
-    async with (
-        aiohttp.ClientSession() as client,
-        client.request(
-            "POST" if body else "GET", gateway.url + path, json=body, headers={"authorization": f"Bearer {token}"}
-        ) as response,
-    ):
-        content = await response.read()
-        return response.status, response.headers, msgspec.json.decode(content) if content else None
-
-
-async def status(gateway: RunningGateway, token: str) -> int:
-    return (await ask(gateway, token))[0]
-
-
-async def readyz(gateway: RunningGateway) -> Any:
-    async with aiohttp.ClientSession() as client, client.get(f"{gateway.admin_url}/readyz") as response:
-        return await response.json()
-
-
-def checked(gateway: RunningGateway, outcome: str) -> float:
-    return gateway.gateway.registry.get_sample_value("headrace_jwt_checks_total", {"outcome": outcome}) or 0.0
-
-
-def fetches(gateway: RunningGateway, issuer: LocalIssuer, outcome: str) -> float:
-    labels = {"issuer": issuer.url, "outcome": outcome}
-    return gateway.gateway.registry.get_sample_value("headrace_jwks_fetches_total", labels) or 0.0
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
@@ -161,7 +55,7 @@ async def test_a_token_lets_its_tenant_in_over_every_api(
 async def test_keys_and_several_issuers_count_side_by_side(engine: ScriptedEngine, issuer: LocalIssuer) -> None:
     async with LocalIssuer() as second:
         theirs = trust(second, tenant_claim="org.team", jwks=f"{second.url}/keys")
-        async with running(engine, trust(issuer), theirs) as gateway:
+        async with trusting(engine, trust(issuer), theirs) as gateway:
             assert await status(gateway, KEY) == 200
             assert await status(gateway, "hr-made-up") == 401
             assert await status(gateway, issuer.token()) == 200
@@ -173,7 +67,7 @@ async def test_keys_and_several_issuers_count_side_by_side(engine: ScriptedEngin
 async def test_one_issuer_may_have_two_audiences_with_claims_of_their_own(
     engine: ScriptedEngine, issuer: LocalIssuer
 ) -> None:
-    async with running(engine, trust(issuer), trust(issuer, audience="batch", tenant_claim="team")) as gateway:
+    async with trusting(engine, trust(issuer), trust(issuer, audience="batch", tenant_claim="team")) as gateway:
         assert await status(gateway, issuer.token()) == 200
         assert await status(gateway, issuer.token(aud=["x", "batch"], sub="nobody", team="other")) == 200
         assert await status(gateway, issuer.token(aud="batch")) == 403
@@ -328,7 +222,7 @@ async def test_a_token_that_expires_while_its_body_comes_buys_nothing(
     engine: ScriptedEngine, issuer: LocalIssuer
 ) -> None:
     body = msgspec.json.encode(CHAT)
-    async with running(engine, trust(issuer, leeway="1ms")) as gateway:
+    async with trusting(engine, trust(issuer, leeway="1ms")) as gateway:
         token = issuer.token(exp=later(2))
         assert await status(gateway, token) == 200
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.http_port)
@@ -361,129 +255,3 @@ async def test_what_came_of_a_token_is_remembered(gateway: RunningGateway, issue
         assert await status(gateway, good) == 200
         assert await status(gateway, bad) == 401
     assert (checked(gateway, "accepted"), checked(gateway, "audience")) == (1, 1)
-
-
-async def test_without_its_issuer_a_gateway_starts_says_so_and_has_clients_come_again(
-    engine: ScriptedEngine, issuer: LocalIssuer, caplog: pytest.LogCaptureFixture
-) -> None:
-    await issuer.leave()
-    async with running(engine, trust(issuer)) as gateway:
-        code, headers, content = await ask(gateway, issuer.token())
-        assert (code, content["error"]["code"]) == (503, "issuer_unavailable")
-        assert int(headers["retry-after"]) >= 1
-        assert await status(gateway, KEY) == 200
-        async with InferenceServerClient(gateway.grpc_address) as client:
-            with pytest.raises(InferenceServerException) as caught:
-                await client.get_server_metadata(headers={"authorization": f"Bearer {issuer.token()}"})
-            assert caught.value.status() == "StatusCode.UNAVAILABLE"
-        ready = await readyz(gateway)
-        (said,) = [text for text in ready["degraded"] if text.startswith("jwt:")]
-        assert ready["status"] == "ready"
-        assert issuer.url in said and "none of its tokens is taken" in said
-        assert fetches(gateway, issuer, "failed") >= 1
-        assert len([record for record in caplog.records if issuer.url in record.getMessage()]) == 1
-        await issuer.listen()
-        await gateway.until(lambda: not gateway.gateway.degraded(), "the issuer is found", 15)
-        assert await status(gateway, issuer.token()) == 200
-        assert (await readyz(gateway))["degraded"] == []
-
-
-async def bad_gateway() -> web.StreamResponse:
-    return web.Response(status=502)
-
-
-async def no_json() -> web.StreamResponse:
-    return web.Response(body=b"<html>")
-
-
-async def no_keys() -> web.StreamResponse:
-    return web.json_response({"keys": []})
-
-
-async def too_much() -> web.StreamResponse:
-    return web.Response(body=b" " * 2_000_000)
-
-
-async def elsewhere() -> web.StreamResponse:
-    raise web.HTTPFound("http://127.0.0.1:9/")
-
-
-@pytest.mark.parametrize("broken", [bad_gateway, no_json, no_keys, too_much, elsewhere, None])
-async def test_while_its_issuer_is_away_or_out_of_its_mind_the_keys_that_are_known_go_on_counting(
-    engine: ScriptedEngine, issuer: LocalIssuer, monkeypatch: pytest.MonkeyPatch, broken: Any
-) -> None:
-    async with running(engine, trust(issuer)) as gateway:
-        known = issuer.token()
-        assert await status(gateway, known) == 200
-        monkeypatch.setattr(issuers, "OUT_OF_TURN_S", 0.3)
-        if broken is None:
-            await issuer.leave()
-        issuer.answer = broken
-        unknown = signed(claims(issuer.url), kid="new")
-        assert await status(gateway, unknown) == 503  # it may be new: nobody can tell
-        (said,) = (await readyz(gateway))["degraded"]
-        assert issuer.url in said and "go on counting" in said
-        assert await status(gateway, known) == 200
-        assert await status(gateway, issuer.token("ES256")) == 200
-        issuer.answer = None
-        if broken is None:
-            await issuer.listen()
-        await asyncio.sleep(0.3)
-        assert await status(gateway, unknown) == 401
-        assert (await readyz(gateway))["degraded"] == []
-
-
-async def test_a_request_waits_shortly_for_keys_on_their_way_and_nobody_else_waits_with_it(
-    gateway: RunningGateway, issuer: LocalIssuer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(callers, "WAIT_S", 0.2)
-    assert await status(gateway, issuer.token()) == 200
-    going_on = asyncio.Event()
-
-    async def slow() -> web.StreamResponse:
-        await going_on.wait()
-        return web.Response(body=b"")
-
-    issuer.answer = slow
-    waiting = asyncio.create_task(status(gateway, signed(claims(issuer.url), kid="new")))
-    await gateway.until(lambda: issuer.fetched == 2, "the issuer is asked")
-    assert await status(gateway, issuer.token(jti="another")) == 200
-    assert not waiting.done()
-    assert await waiting == 503
-    going_on.set()
-
-
-async def test_keys_of_a_configuration_that_is_another_issuers_are_not_taken(
-    engine: ScriptedEngine, issuer: LocalIssuer
-) -> None:
-    issuer.configuration = {"issuer": "https://elsewhere.example"}
-    async with running(engine, trust(issuer)) as gateway:
-        assert await status(gateway, issuer.token()) == 503
-        assert "of another issuer" in gateway.gateway.degraded()[0]
-    assert issuer.fetched == 0
-
-
-FETCH = "import asyncio, sys; from gateway.oidc.fetch import fetch_keys; asyncio.run(fetch_keys(sys.argv[1], None))"
-
-
-async def test_an_issuers_certificate_is_checked_and_its_keys_come_over_tls_or_not_at_all(tmp_path: Path) -> None:
-    made = make(tmp_path)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(made.cert, made.key)
-
-    async def fetched(issuer: LocalIssuer, **environment: str) -> bytes:
-        """What a process of its own says of it: the certificates that are trusted are read when it starts."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", FETCH, issuer.url),
-            env={**os.environ, **environment},
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, said = await process.communicate()
-        assert (process.returncode == 0) == (said == b""), said
-        return said
-
-    async with LocalIssuer(tls=context) as issuer:
-        assert b"CERTIFICATE_VERIFY_FAILED" in await fetched(issuer)
-        assert await fetched(issuer, SSL_CERT_FILE=str(made.cert)) == b""
-        issuer.configuration = {"jwks_uri": "http://127.0.0.1:9/keys"}
-        assert b"elsewhere than at an https:// URL" in await fetched(issuer, SSL_CERT_FILE=str(made.cert))

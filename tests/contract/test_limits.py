@@ -35,6 +35,7 @@ from router.spec.fleet import (
 from router.state.limits import LimitStore
 from tests.contract.both_fronts import KSERVE, Side, by_completion, fronts_spec
 from tests.contract.grpc_front import channel
+from tests.contract.keyed_gateway import running
 from tests.contract.triton_models_server import triton_models
 from tests.harness import (
     CHAT,
@@ -75,13 +76,6 @@ def fleet(engine: ScriptedEngine, limits: LimitSpec, redis: str | None = None, *
         },
         gateway=GatewaySpec(grpc=":8001"),
     )
-
-
-@contextlib.asynccontextmanager
-async def running(spec: FleetSpec) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(spec, wait_ready=False) as gateway:
-        await gateway.until_phase("engine", "ready")
-        yield gateway
 
 
 @contextlib.asynccontextmanager

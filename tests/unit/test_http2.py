@@ -1,7 +1,6 @@
-"""Frames, header fields, gRPC messages and a connection, without a network: whatever a server sends, cut wherever the
-network likes, means the same, and nothing it sends comes out of the connection as an exception."""
+"""A connection without a network: whatever a server sends, cut wherever the network likes, means the same, and nothing
+it sends comes out of the connection as an exception."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -10,158 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.upstream.http2 import connection as connections
-from gateway.upstream.http2 import frames, grpc_stream
+from gateway.upstream.http2 import frames
 from gateway.upstream.http2.connection import CONNECTION_WINDOW, Connection
-from gateway.upstream.http2.frames import ErrorCode, Frame, FrameReader, Http2Error, frame
+from gateway.upstream.http2.frames import ErrorCode, frame
 from gateway.upstream.http2.frames import settings as settings_frame
-from gateway.upstream.http2.grpc_stream import CallEnd, Cause, GrpcStream, MessageError, MessageReader, framed
-from gateway.upstream.http2.headers import BLOCK_BYTES, HeaderError, decode, encode
+from gateway.upstream.http2.grpc_stream import CallEnd, Cause, GrpcStream, framed
+from gateway.upstream.http2.headers import BLOCK_BYTES, decode, encode
 from gateway.upstream.http2.stream import RECEIVE_WINDOW
-from tests.http2 import HEAD, OK, Heard, data, head, message, trailers
-
-
-def pieces(whole: bytes, cuts: list[int]) -> Iterator[bytes]:
-    """`whole`, cut at each of `cuts` modulo its length."""
-    places = sorted({cut % (len(whole) + 1) for cut in cuts})
-    for start, end in zip([0, *places], [*places, len(whole)], strict=True):
-        yield whole[start:end]
-
-
-CUTS = st.lists(st.integers(0, 1 << 20), max_size=20)
-FRAMES = st.tuples(
-    st.integers(0, 255), st.integers(0, 255), st.integers(0, frames.STREAM_ID_MOST), st.binary(max_size=50)
-)
-
-
-@given(st.lists(FRAMES, max_size=8), CUTS)
-def test_frames_are_the_same_however_they_were_cut(sent: list[Frame], cuts: list[int]) -> None:
-    reader = FrameReader()
-    whole = b"".join(frame(*each) for each in sent)
-    assert [read for piece in pieces(whole, cuts) for read in reader.feed(piece)] == sent
-
-
-def test_a_frame_that_is_too_large_is_refused_behind_those_before_it() -> None:
-    read = []
-    with pytest.raises(Http2Error) as caught:
-        for each in FrameReader().feed(data(1, b"x" * frames.FRAME_BYTES) + data(1, b"x" * (frames.FRAME_BYTES + 1))):
-            read.append(each)  # noqa: PERF402  # what came before the error counts
-    assert len(read) == 1
-    assert caught.value.code is ErrorCode.FRAME_SIZE_ERROR
-
-
-@given(st.lists(st.binary(max_size=40), max_size=8), CUTS)
-def test_messages_are_the_same_however_they_were_cut(sent: list[bytes], cuts: list[int]) -> None:
-    reader = MessageReader()
-    assert [read for piece in pieces(b"".join(map(framed, sent)), cuts) for read in reader.feed(piece)] == sent
-    assert not reader.holding
-
-
-@pytest.mark.parametrize("start", [b"\1\0\0\0\1x", b"\0" + (grpc_stream.MESSAGE_BYTES + 1).to_bytes(4)])
-def test_a_message_that_is_compressed_or_too_long_is_refused(start: bytes) -> None:
-    with pytest.raises(MessageError):
-        MessageReader().feed(start)
-
-
-@pytest.mark.parametrize(
-    ("block", "fields"),
-    [  # RFC 7541, appendices C.2 and C.4.1, the last behind a table that is resized to nothing
-        ("400a637573746f6d2d6b65790d637573746f6d2d686561646572", {b"custom-key": b"custom-header"}),
-        ("040c2f73616d706c652f70617468", {b":path": b"/sample/path"}),
-        ("100870617373776f726406736563726574", {b"password": b"secret"}),
-        ("82", {b":method": b"GET"}),
-        (
-            "828684418cf1e3c2e5f23a6ba0ab90f4ff",
-            {b":method": b"GET", b":scheme": b"http", b":path": b"/", b":authority": b"www.example.com"},
-        ),
-        ("2082", {b":method": b"GET"}),
-    ],
-)
-def test_the_blocks_of_the_rfc_are_read(block: str, fields: dict[bytes, bytes]) -> None:
-    assert decode(bytes.fromhex(block)) == fields
-
-
-NO_BLOCKS = {
-    "an entry of the table that is kept empty": "be",
-    "entry 0": "80",
-    "a number without end": "7f8080808080",
-    "a name and nothing": "000161",
-    "nothing after all": "00",
-    "a name that is too short": "0005616263",
-    "room in the table": "3fe11f",
-    "a table resized too late": "8220",
-    "padding of more than an octet": "00821fff00",
-    "padding of zeros": "00811800",
-    "an end mark": "0084fffffffc00",
-}
-
-
-@pytest.mark.parametrize("block", NO_BLOCKS)
-def test_a_block_that_is_none_is_refused(block: str) -> None:
-    with pytest.raises(HeaderError):
-        decode(bytes.fromhex(NO_BLOCKS[block]))
-
-
-@given(st.lists(st.tuples(st.text("abc-", min_size=1), st.text(st.characters(codec="ascii", categories=["L", "N"])))))
-def test_fields_come_back_as_they_were_encoded(fields: list[tuple[str, str]]) -> None:
-    first: dict[bytes, bytes] = {}
-    for name, value in fields:
-        first.setdefault(name.encode(), value.encode())
-    assert decode(encode(fields)) == first
-
-
-def test_what_metadata_cannot_hold_is_left_out() -> None:
-    assert decode(encode((("a", "é"), ("b", "x\r\ny"), ("c", "z" * 1000)))) == {b"c": b"z" * 1000}
-
-
-class FakeTransport:
-    """The client's side of a socket: keeps what is written."""
-
-    def __init__(self) -> None:
-        self.written: list[bytes] = []
-        self.closed = False
-
-    def get_extra_info(self, name: str) -> Any:
-        return self
-
-    def setsockopt(self, *_: int) -> None: ...
-
-    def write(self, piece: bytes) -> None:
-        self.written.append(bytes(piece))
-
-    def writelines(self, pieces: list[bytes]) -> None:
-        self.written += map(bytes, pieces)
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-
-class Connected:
-    """A connection whose server has introduced itself."""
-
-    def __init__(self, **server: int) -> None:
-        self.transport = FakeTransport()
-        self.over: list[Connection] = []
-        self.connection = Connection(self.over.append)
-        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
-        ours = {getattr(frames, name.upper()): value for name, value in server.items()}
-        self.connection.data_received(settings_frame(ours))
-
-    def read(self, *pieces: bytes) -> None:
-        self.connection.data_received(b"".join(pieces))
-
-    def call(self, body: bytes = b"request") -> tuple[GrpcStream, Heard]:
-        heard = Heard()
-        stream = GrpcStream(heard)
-        self.connection.start(stream, encode(((":method", "POST"),)), framed(body))
-        return stream, heard
-
-    def sent(self, *kinds: int) -> list[Frame]:
-        """The frames of these types that have been written since the last time."""
-        written, self.transport.written = b"".join(self.transport.written), []
-        read = FrameReader().feed(written.removeprefix(frames.PREFACE))
-        return [each for each in read if not kinds or each[0] in kinds]
+from tests.http2 import CUTS, HEAD, OK, Connected, FakeTransport, Heard, data, head, message, pieces, trailers
 
 
 async def test_a_read_is_handed_on_once_to_each_call_with_all_its_messages() -> None:
