@@ -47,7 +47,8 @@ from router.fleet import Endpoint, FleetView
 from router.merge import MergedFleet
 from router.retry import RetryBudget
 from router.spec.documents import Document, file_documents
-from router.spec.fleet import FleetSpec, GatewaySpec, JwtSpec
+from router.spec.fleet import FleetSpec
+from router.spec.gateway import GatewaySpec, JwtSpec
 from router.spec.units import seconds, share, size_bytes
 from router.state.fleet import FleetState
 from router.state.limits import LimitStore

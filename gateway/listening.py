@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from gateway.tls import HANDSHAKE_S, Certificate, CertificateError
-from router.spec.fleet import TlsSpec
+from router.spec.gateway import TlsSpec
 from router.spec.units import host_and_port
 
 BACKLOG = 4096

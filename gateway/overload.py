@@ -21,7 +21,7 @@ from pathlib import Path
 from gateway.metrics import Metrics
 from router.errors import ApiError, unavailable
 from router.overload import Change, Measure, Overload
-from router.spec.fleet import OverloadSpec
+from router.spec.gateway import OverloadSpec
 from router.spec.units import seconds, share
 
 _EVERY_S = 1.0

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from router.spec.fleet import AdminTlsSpec, TlsSpec
+from router.spec.gateway import AdminTlsSpec, TlsSpec
 
 HANDSHAKE_S = 10.0
 """How long a client may take to shake hands."""

@@ -28,7 +28,8 @@ from gateway.upstream.triton.token_form import end_id
 from gateway.upstream.triton.tokens import TokenizerError, load_tokenizer
 from headrace.fleet_text import STANDARD_INPUT, ReadError, read_fleet_text, read_text
 from headrace.settings import ADDRESSES, Settings, read_settings
-from router.spec.fleet import FleetSpec, GatewaySpec, PoolSpec, ReplaceSpec, SecretSpec
+from router.spec.fleet import FleetSpec, PoolSpec, ReplaceSpec, SecretSpec
+from router.spec.gateway import GatewaySpec
 from router.spec.strict import Problem, Reading, path_text, read_fleet
 from router.spec.units import has_expired, is_loopback
 from router.spec.yaml_nodes import MAX_CHARACTERS

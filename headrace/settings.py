@@ -14,7 +14,8 @@ from msgspec import structs
 
 from gateway.configuration import MASK, Setting
 from gateway.log_levels import LogLevel
-from router.spec.fleet import FleetSpec, GatewaySpec, RedisSpec
+from router.spec.fleet import FleetSpec, RedisSpec
+from router.spec.gateway import GatewaySpec
 from router.spec.references import listeners
 from router.spec.strict import Problem
 from router.spec.wording import choice_fault, did_you_mean, pattern_of, text_fault

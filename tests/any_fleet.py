@@ -8,20 +8,13 @@ import msgspec
 from hypothesis import strategies as st
 
 from router.spec.fleet import (
-    AdminTlsSpec,
-    AuthSpec,
     ChatTemplateSpec,
-    ClientsSpec,
     DiscoverSpec,
-    DrainSpec,
     EndpointSpec,
     FleetSpec,
-    GatewaySpec,
-    JwtSpec,
     KeySpec,
     LimitSpec,
     OutlierSpec,
-    OverloadSpec,
     PoolSpec,
     PriceSpec,
     ProbeSpec,
@@ -29,16 +22,25 @@ from router.spec.fleet import (
     RedisSpec,
     ReplaceSpec,
     RetentionSpec,
-    RetrySpec,
     RouteSpec,
     SecretSpec,
     TenantSpec,
     TimeoutLimitSpec,
     TimeoutSpec,
-    TlsSpec,
     TokenizerSpec,
-    TracingSpec,
     WeightedPool,
+)
+from router.spec.gateway import (
+    AdminTlsSpec,
+    AuthSpec,
+    ClientsSpec,
+    DrainSpec,
+    GatewaySpec,
+    JwtSpec,
+    OverloadSpec,
+    RetrySpec,
+    TlsSpec,
+    TracingSpec,
 )
 from router.spec.units import LOG_PATTERN, seconds, share
 

@@ -13,7 +13,8 @@ from headrace.local import fleet_file
 from headrace.local.fleet_file import TRITON_POOL, FleetPorts
 from headrace.local.llm import CHAT_TEMPLATE
 from headrace.local.parts import TritonPorts
-from router.spec.fleet import FleetSpec, RetrySpec, RouteSpec
+from router.spec.fleet import FleetSpec, RouteSpec
+from router.spec.gateway import RetrySpec
 from tests.engines import Llama, Triton, Valkey
 from tests.harness import RunningGateway
 

@@ -16,19 +16,8 @@ import msgspec
 
 from gateway.app import Gateway
 from router.spec.documents import Document
-from router.spec.fleet import (
-    AuthSpec,
-    DrainSpec,
-    EndpointSpec,
-    FleetSpec,
-    GatewaySpec,
-    OverloadSpec,
-    PoolSpec,
-    ProbeSpec,
-    RedisSpec,
-    RouteSpec,
-    TimeoutSpec,
-)
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, ProbeSpec, RedisSpec, RouteSpec, TimeoutSpec
+from router.spec.gateway import AuthSpec, DrainSpec, GatewaySpec, OverloadSpec
 
 ONE = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
 TWO = b'data: {"choices":[{"delta":{"content":"two \xf0\x9f\x99\x82"}}]}\n\n'

@@ -9,7 +9,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.admin.app import admin_app
 from gateway.admin.view import AdminView
 from gateway.listening import certificate, listen
-from router.spec.fleet import GatewaySpec
+from router.spec.gateway import GatewaySpec
 from router.spec.units import is_loopback
 
 logger = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ from gateway.tls import HANDSHAKE_S, Certificate, Pem
 from gateway.upstream.triton.raw import SERVICE
 from router.errors import ApiError
 from router.fleet import FleetView
-from router.spec.fleet import GatewaySpec
+from router.spec.gateway import GatewaySpec
 from router.spec.units import host_and_port, size_bytes
 
 logger = logging.getLogger(__name__)

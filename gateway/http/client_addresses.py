@@ -19,7 +19,7 @@ from gateway.http.forwarded import client_of, normal_address
 from gateway.metrics import Metrics
 from gateway.seldom import Seldom
 from router.errors import ApiError
-from router.spec.fleet import ClientsSpec
+from router.spec.gateway import ClientsSpec
 
 _RETRY_AFTER_S = 1
 _HINT = "if that is a proxy or load balancer, name it in gateway.clients.trusted_proxies"

@@ -20,7 +20,7 @@ from gateway.metrics import Metrics
 from gateway.oidc.callers import Signer
 from gateway.oidc.fetch import FetchError, fetch_keys
 from gateway.oidc.keys import Keys, KeySetError, read_keys
-from router.spec.fleet import JwtSpec
+from router.spec.gateway import JwtSpec
 from router.spec.units import seconds
 
 REFRESH_S = 300.0

@@ -17,7 +17,7 @@ from gateway.metrics import Metrics
 from gateway.oidc.callers import UNKNOWN_KEY, Bearer, Caller, Outcome, Pending, Refused
 from gateway.oidc.issuer import Issuer
 from gateway.oidc.verify import TokenError, UnknownKeyError, looks_like_jwt, verify
-from router.spec.fleet import JwtSpec
+from router.spec.gateway import JwtSpec
 from router.tenants import Digest
 
 MOST_KNOWN = 16 * 1024

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from router.spec.fleet import STDOUT
+from router.spec.gateway import STDOUT
 
 LINE_BYTES = select.PIPE_BUF
 """The longest line that is written as a whole everywhere."""

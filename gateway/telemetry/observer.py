@@ -10,7 +10,8 @@ from gateway.http.kserve import OPEN_PATHS
 from gateway.metrics import UNKNOWN_ROUTE, Metrics
 from gateway.telemetry.access_log import AccessLog, Line
 from gateway.telemetry.record import Record
-from router.spec.fleet import OFF, FleetSpec
+from router.spec.fleet import FleetSpec
+from router.spec.gateway import OFF
 
 if TYPE_CHECKING:
     from gateway.exchange import Exchange, Origin

@@ -37,7 +37,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from gateway.telemetry.record import Record
 from gateway.telemetry.trace import AttemptSpan, Trace, read_parent
-from router.spec.fleet import TracingSpec
+from router.spec.gateway import TracingSpec
 from router.spec.units import share
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from headrace.settings import ADDRESSES
 from headrace.version import headrace_version
 from headrace.workers.slot import WorkerError
 from headrace.workers.supervisor import Supervisor
-from router.spec.fleet import OFF
+from router.spec.gateway import OFF
 
 MOST_WORKERS = 64
 

@@ -11,18 +11,8 @@ from headrace.local.ensemble_signature import MODEL
 from headrace.local.llm import CHAT_TEMPLATE, MODEL_NAME
 from headrace.local.parts import TritonPorts
 from headrace.local.ports import LOOPBACK
-from router.spec.fleet import (
-    AuthSpec,
-    ChatTemplateSpec,
-    DrainSpec,
-    EndpointSpec,
-    FleetSpec,
-    GatewaySpec,
-    PoolSpec,
-    RedisSpec,
-    RouteSpec,
-    WeightedPool,
-)
+from router.spec.fleet import ChatTemplateSpec, EndpointSpec, FleetSpec, PoolSpec, RedisSpec, RouteSpec, WeightedPool
+from router.spec.gateway import AuthSpec, DrainSpec, GatewaySpec
 
 TRITON_POOL: Final = "smollm-triton"
 LLAMA_POOL: Final = "smollm-llama"

@@ -11,7 +11,8 @@ from typing import Literal
 import msgspec
 from msgspec import field
 
-from router.spec.fleet import EndpointSpec, FleetSpec, Spec
+from router.spec.base import Spec
+from router.spec.fleet import EndpointSpec, FleetSpec
 
 ClusterPhase = Literal["starting", "draining", "preempting"]
 """What a cluster says of an endpoint that should get no new requests."""

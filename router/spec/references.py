@@ -12,17 +12,15 @@ from urllib.parse import urlsplit
 
 from router.spec.fleet import (
     ChatTemplateSpec,
-    ClientsSpec,
     DiscoverSpec,
     EndpointSpec,
     FleetSpec,
-    GatewaySpec,
-    JwtSpec,
     PoolSpec,
     RouteSpec,
     TenantSpec,
     TimeoutSpec,
 )
+from router.spec.gateway import ClientsSpec, GatewaySpec, JwtSpec
 from router.spec.units import host_and_port, seconds, share
 from router.spec.wording import did_you_mean, pattern_of, text_fault
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from router.spec import fleet
+from router.spec import fleet, gateway
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -22,7 +22,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def fleet_schema() -> dict[str, Any]:
     """The schema of `fleet.yaml`, draft 2020-12."""
     schema = msgspec.json.schema(fleet.FleetSpec)
-    explained = explanations(fleet)
+    explained = explanations(fleet) | explanations(gateway)
     for name, definition in schema["$defs"].items():
         definition["additionalProperties"] = False
         for field, text in explained.get(name, {}).items():

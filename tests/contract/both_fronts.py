@@ -11,16 +11,8 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from router.spec.fleet import (
-    EndpointSpec,
-    FleetSpec,
-    GatewaySpec,
-    PoolSpec,
-    ProbeSpec,
-    RetrySpec,
-    RouteSpec,
-    TimeoutSpec,
-)
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec
+from router.spec.gateway import GatewaySpec, RetrySpec
 from tests.contract.grpc_front import infer, scripted, stream, text_output
 from tests.contract.triton_models_server import TritonModels, triton_models
 from tests.harness import RunningGateway, running_gateway

@@ -12,7 +12,8 @@ import numpy as np
 import tritonclient.grpc as sync_client
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec, TimeoutSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, RouteSpec, TimeoutSpec
+from router.spec.gateway import GatewaySpec
 from tests.contract.triton_models_server import TritonModels, triton_models
 from tests.harness import FAST_PROBES, RunningGateway, running_gateway
 

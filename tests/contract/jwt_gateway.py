@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from router.spec.fleet import AuthSpec, JwtSpec
+from router.spec.gateway import AuthSpec, JwtSpec
 from tests.contract import keyed_gateway
 from tests.harness import CHAT, RunningGateway, ScriptedEngine
 from tests.issuer import AUDIENCE, LocalIssuer

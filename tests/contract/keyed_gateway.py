@@ -10,17 +10,8 @@ import msgspec
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from router.spec.fleet import (
-    AuthSpec,
-    EndpointSpec,
-    FleetSpec,
-    GatewaySpec,
-    KeySpec,
-    PoolSpec,
-    ProbeSpec,
-    RouteSpec,
-    TenantSpec,
-)
+from router.spec.fleet import EndpointSpec, FleetSpec, KeySpec, PoolSpec, ProbeSpec, RouteSpec, TenantSpec
+from router.spec.gateway import AuthSpec, GatewaySpec
 from tests.harness import RunningGateway, ScriptedEngine, answering, free_port, one_pool, running_gateway
 
 KEY, NEXT_KEY, OTHER_KEY, EXPIRED = "hr-search-key", "hr-search-next-key", "hr-other-key", "hr-expired-key"

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from router.spec.fleet import ChatTemplateSpec, EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec, TokenizerSpec
+from router.spec.fleet import ChatTemplateSpec, EndpointSpec, FleetSpec, PoolSpec, RouteSpec, TokenizerSpec
+from router.spec.gateway import GatewaySpec
 from tests.contract.grpc_front import channel, stub
 from tests.contract.leaving_client import OPENAI, PHASES, STREAMED, Api, Asking, Contract, Phase, Script
 from tests.contract.triton_adapter import SCRIPT_TEMPLATE

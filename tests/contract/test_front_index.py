@@ -8,7 +8,8 @@ import grpc
 import pytest_asyncio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, RouteSpec
+from router.spec.gateway import GatewaySpec
 from tests.contract.http_front import ask
 from tests.contract.triton_models_server import triton_models
 from tests.harness import FAST_PROBES, RunningGateway, running_gateway

@@ -14,7 +14,8 @@ from tritonclient.grpc import service_pb2
 
 from gateway.app import Gateway
 from gateway.listening import ListenError
-from router.spec.fleet import FleetSpec, GatewaySpec
+from router.spec.fleet import FleetSpec
+from router.spec.gateway import GatewaySpec
 from tests.contract.grpc_front import (
     GrpcFront,
     channel,

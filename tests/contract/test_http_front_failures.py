@@ -16,16 +16,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from router.spec.fleet import (
-    EndpointSpec,
-    FleetSpec,
-    GatewaySpec,
-    PoolSpec,
-    ProbeSpec,
-    RetrySpec,
-    RouteSpec,
-    TimeoutSpec,
-)
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec
+from router.spec.gateway import GatewaySpec, RetrySpec
 from tests.contract.http_front import Front, ask, fleet_of, http_front
 from tests.contract.triton_models_server import triton_models
 from tests.harness import AT_ONCE, FAST_PROBES, OPEN, EngineConnection, ScriptedEngine, free_port, running_gateway

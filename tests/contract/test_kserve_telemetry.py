@@ -11,7 +11,8 @@ import grpc
 import msgspec
 import pytest
 
-from router.spec.fleet import EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec, TracingSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, RouteSpec
+from router.spec.gateway import GatewaySpec, TracingSpec
 from tests.contract.grpc_front import channel, infer, scripted, stream
 from tests.contract.triton_models_server import TritonModels, triton_models
 from tests.harness import FAST_PROBES, running_gateway

@@ -23,7 +23,6 @@ from router.spec.documents import file_documents
 from router.spec.fleet import (
     EndpointSpec,
     FleetSpec,
-    GatewaySpec,
     KeySpec,
     LimitSpec,
     PoolSpec,
@@ -32,6 +31,7 @@ from router.spec.fleet import (
     RouteSpec,
     TenantSpec,
 )
+from router.spec.gateway import GatewaySpec
 from router.state.limits import LimitStore
 from tests.contract.both_fronts import KSERVE, Side, by_completion, fronts_spec
 from tests.contract.grpc_front import channel

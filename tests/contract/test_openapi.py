@@ -13,7 +13,8 @@ from gateway.http.front import APIS, OPENAPI
 from gateway.http.kserve_paths import METHODS
 from gateway.http.openapi import document_text
 from headrace.bench.kserve.messages import STREAM
-from router.spec.fleet import FleetSpec, GatewaySpec, RouteSpec
+from router.spec.fleet import FleetSpec, RouteSpec
+from router.spec.gateway import GatewaySpec
 from tests.fault.held_triton import HeldTriton
 from tests.harness import (
     DONE,

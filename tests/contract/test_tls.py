@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 from gateway import tls
 from headrace.cli.endpoints import endpoints_app
-from router.spec.fleet import AdminTlsSpec, FleetSpec, GatewaySpec, TlsSpec
+from router.spec.fleet import FleetSpec
+from router.spec.gateway import AdminTlsSpec, GatewaySpec, TlsSpec
 from tests.certificates import Made, expired, make
 from tests.fault.worker_command import command
 from tests.harness import (

@@ -19,7 +19,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from gateway.telemetry import tracing
-from router.spec.fleet import EndpointSpec, FleetSpec, TracingSpec
+from router.spec.fleet import EndpointSpec, FleetSpec
+from router.spec.gateway import TracingSpec
 from tests.harness import (
     CHAT,
     DONE,

@@ -5,17 +5,8 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from router.spec.fleet import (
-    EndpointSpec,
-    FleetSpec,
-    GatewaySpec,
-    OutlierSpec,
-    PoolSpec,
-    ProbeSpec,
-    RetrySpec,
-    RouteSpec,
-    TimeoutSpec,
-)
+from router.spec.fleet import EndpointSpec, FleetSpec, OutlierSpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec
+from router.spec.gateway import GatewaySpec, RetrySpec
 from tests.fault.relay_client import Ask, Client, Seen
 from tests.fault.relay_model import Answer, ends, leaves_nothing, outcomes
 from tests.fault.relay_scripts import HEALTHY, HEALTHY_STREAM, Ending, Play, Script, ScriptPlayer

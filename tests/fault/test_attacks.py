@@ -19,7 +19,8 @@ import pytest_asyncio
 
 from gateway.upstream.triton.raw import SERVICE
 from headrace.bench.kserve.messages import ONCE, text_request
-from router.spec.fleet import ClientsSpec, FleetSpec, GatewaySpec, RouteSpec, TlsSpec
+from router.spec.fleet import FleetSpec, RouteSpec
+from router.spec.gateway import ClientsSpec, GatewaySpec, TlsSpec
 from tests.certificates import make
 from tests.fault.attackers import GRPC, HTTP
 from tests.fault.held_triton import HeldTriton

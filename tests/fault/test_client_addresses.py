@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from gateway.http import accepting
-from router.spec.fleet import ClientsSpec, FleetSpec, TlsSpec
+from router.spec.fleet import FleetSpec
+from router.spec.gateway import ClientsSpec, TlsSpec
 from tests.certificates import make
 from tests.harness import CHAT, EngineConnection, RunningGateway, ScriptedEngine, one_pool, running_gateway
 

@@ -15,7 +15,7 @@ from gateway.http.connection import Request
 from gateway.http.server import ClientServer
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
-from router.spec.fleet import ClientsSpec, OverloadSpec
+from router.spec.gateway import ClientsSpec, OverloadSpec
 from tests.harness import free_port
 
 LARGE = 1_000_000

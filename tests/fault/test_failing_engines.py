@@ -9,7 +9,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from router.spec.fleet import EndpointSpec, FleetSpec, OutlierSpec, RetrySpec, TimeoutSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, OutlierSpec, TimeoutSpec
+from router.spec.gateway import RetrySpec
 from tests.harness import (
     CHAT,
     DONE,

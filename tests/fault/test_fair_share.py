@@ -18,7 +18,8 @@ from gateway.http.server import ClientServer
 from gateway.listening import bind
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
-from router.spec.fleet import ClientsSpec, EndpointSpec, OverloadSpec
+from router.spec.fleet import EndpointSpec
+from router.spec.gateway import ClientsSpec, OverloadSpec
 from tests.fault.worker_command import Command, clients_of, command
 from tests.harness import free_port, one_pool
 

@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import yaml
 
-from router.spec.fleet import GatewaySpec
+from router.spec.gateway import GatewaySpec
 from tests.fleet import Fleet
 from tests.harness import (
     AT_ONCE,

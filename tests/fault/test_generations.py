@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from gateway.grpc import stream
 from headrace.cli.main import app
-from router.spec.fleet import DrainSpec, FleetSpec, GatewaySpec, ProbeSpec, RouteSpec
+from router.spec.fleet import FleetSpec, ProbeSpec, RouteSpec
+from router.spec.gateway import DrainSpec, GatewaySpec
 from tests.fault.generation_clients import ALL_OF_IT, SHORT, Engine, Traffic, calls
 from tests.fault.held_triton import HeldTriton
 from tests.fault.worker_command import WORKERS, Command, command, streams

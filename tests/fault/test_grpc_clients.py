@@ -13,7 +13,8 @@ from gateway.upstream.http2 import frames
 from gateway.upstream.http2.frames import FrameReader, frame
 from gateway.upstream.triton.raw import SERVICE
 from headrace.bench.kserve.messages import ONCE, STREAM, text_request
-from router.spec.fleet import ClientsSpec, FleetSpec, GatewaySpec, RouteSpec
+from router.spec.fleet import FleetSpec, RouteSpec
+from router.spec.gateway import ClientsSpec, GatewaySpec
 from tests.fault.held_triton import HeldTriton
 from tests.harness import FAST_PROBES, RunningGateway, running_gateway
 

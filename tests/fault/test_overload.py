@@ -10,7 +10,8 @@ import pytest
 
 from gateway import overload
 from router import overload as decisions
-from router.spec.fleet import FleetSpec, OverloadSpec
+from router.spec.fleet import FleetSpec
+from router.spec.gateway import OverloadSpec
 from tests.harness import CHAT, RunningGateway, ScriptedEngine, answering, one_pool, running_gateway
 
 

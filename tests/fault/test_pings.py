@@ -8,7 +8,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from router.spec.fleet import FleetSpec, GatewaySpec, TimeoutLimitSpec, TimeoutSpec
+from router.spec.fleet import FleetSpec, TimeoutLimitSpec, TimeoutSpec
+from router.spec.gateway import GatewaySpec
 from tests.harness import (
     CHAT,
     DONE,

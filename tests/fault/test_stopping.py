@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.upstream.triton.raw import SERVICE
-from router.spec.fleet import DrainSpec, GatewaySpec
+from router.spec.gateway import DrainSpec, GatewaySpec
 from tests.fault.worker_command import Command, command, connects_forever, streams
 from tests.harness import DONE, HeldEngine, free_port, one_pool
 

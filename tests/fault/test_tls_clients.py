@@ -19,7 +19,7 @@ from gateway.http.server import ClientServer
 from gateway.metrics import Metrics
 from gateway.overload import OverloadWatch
 from gateway.tls import Certificate
-from router.spec.fleet import ClientsSpec, OverloadSpec, TlsSpec
+from router.spec.gateway import ClientsSpec, OverloadSpec, TlsSpec
 from tests.certificates import Made, make
 from tests.harness import free_port
 

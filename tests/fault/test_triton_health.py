@@ -18,17 +18,8 @@ import pytest_asyncio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from router.spec.documents import file_documents
-from router.spec.fleet import (
-    EndpointSpec,
-    FleetSpec,
-    GatewaySpec,
-    PoolSpec,
-    ProbeSpec,
-    RetrySpec,
-    RouteSpec,
-    TimeoutSpec,
-    Transport,
-)
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec, Transport
+from router.spec.gateway import GatewaySpec, RetrySpec
 from tests.contract.triton_models_server import TritonModels, triton_models
 from tests.harness import RunningGateway, running_gateway
 

@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from router.spec.fleet import GatewaySpec
+from router.spec.gateway import GatewaySpec
 from tests.fault.worker_command import command
 from tests.harness import HeldEngine, free_port, one_pool
 

@@ -17,7 +17,8 @@ import pytest_asyncio
 from gateway.upstream.triton.raw import SERVICE
 from headrace.workers.channel import REPORT_EVERY_S
 from router.spec.documents import file_documents
-from router.spec.fleet import AuthSpec, EndpointSpec, GatewaySpec, JwtSpec, RouteSpec, TenantSpec
+from router.spec.fleet import EndpointSpec, RouteSpec, TenantSpec
+from router.spec.gateway import AuthSpec, GatewaySpec, JwtSpec
 from router.state.store import DocumentStore, Mark
 from tests.fault.worker_command import WORKERS, Command, clients_of, command, connects_forever, streams
 from tests.harness import DONE, STREAM, HeldEngine, free_port, one_pool

@@ -14,7 +14,8 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.spec.fleet import AuthSpec, FleetSpec, GatewaySpec
+from router.spec.fleet import FleetSpec
+from router.spec.gateway import AuthSpec, GatewaySpec
 from tests.harness import AT_ONCE, CALM, DONE, ONE, OPEN, STREAM, free_port
 
 WORKERS = 2

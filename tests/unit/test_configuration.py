@@ -8,7 +8,8 @@ import pytest
 from gateway.configuration import SHOWN_CHARACTERS, InForce, Origins, Setting, SettingFilter, list_settings, masked
 from router.merge import merge
 from router.spec.documents import Document, Family, Source, file_documents
-from router.spec.fleet import FleetSpec, GatewaySpec
+from router.spec.fleet import FleetSpec
+from router.spec.gateway import GatewaySpec
 
 FILE = {
     "fleet": "demo",

@@ -10,7 +10,7 @@ from gateway.http.client_addresses import ClientAddresses, peer_address
 from gateway.http.forwarded import MOST_HOPS, client_of, normal_address
 from gateway.metrics import Metrics
 from router.errors import ApiError
-from router.spec.fleet import ClientsSpec
+from router.spec.gateway import ClientsSpec
 
 PROXY = "10.0.0.1"
 XFF, FORWARDED = "x-forwarded-for", "forwarded"

@@ -26,7 +26,8 @@ from router.plan import Plan, plan
 from router.prompt import PromptView
 from router.retry import RetryBudget
 from router.spec.documents import file_documents
-from router.spec.fleet import EndpointSpec, FleetSpec, OverloadSpec, PoolSpec, QueueSpec, RouteSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, QueueSpec, RouteSpec
+from router.spec.gateway import OverloadSpec
 from tests.no_client import NoClient
 
 ANYBODY = Standing()

@@ -18,7 +18,7 @@ from gateway.oidc.keys import Keys, KeySetError, read_keys
 from gateway.oidc.tokens import Tokens
 from gateway.oidc.verify import TokenError, UnknownKeyError, looks_like_jwt, verify
 from router.errors import ApiError
-from router.spec.fleet import JwtSpec
+from router.spec.gateway import JwtSpec
 from router.spec.strict import read_fleet
 from router.tenants import digest_of
 from tests.issuer import AUDIENCE, claims, jwk, jwk_set, private_key, signed

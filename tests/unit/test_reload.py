@@ -4,7 +4,8 @@ import pytest
 from msgspec import structs
 
 from gateway.reload import ReloadError, what_can_change
-from router.spec.fleet import FleetSpec, GatewaySpec, PoolSpec, RedisSpec
+from router.spec.fleet import FleetSpec, PoolSpec, RedisSpec
+from router.spec.gateway import GatewaySpec
 
 BEFORE = FleetSpec(fleet="f", gateway=GatewaySpec(http=":1", admin=":2", body_limit="1MiB"))
 AFTER = FleetSpec(

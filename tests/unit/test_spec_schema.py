@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from headrace.cli.schema import schema_text
-from router.spec import fleet, strict
+from router.spec import fleet, gateway, strict
 from router.spec.fleet import FleetSpec
 from router.spec.schema import fleet_schema
 from router.spec.strict import read_fleet
@@ -197,5 +197,5 @@ def test_the_example_fits_the_schema() -> None:
 )
 def test_every_field_is_in_the_configuration_reference(name: str) -> None:
     reference = (ROOT / "docs" / "configuration.md").read_text()
-    for field in getattr(fleet, name).__struct_fields__:
+    for field in {**vars(fleet), **vars(gateway)}[name].__struct_fields__:
         assert f"`{field}`" in reference

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.tls import Certificate, CertificateError, not_after
-from router.spec.fleet import AdminTlsSpec, TlsSpec
+from router.spec.gateway import AdminTlsSpec, TlsSpec
 from tests.certificates import Kind, Made, encrypted, expired, make
 
 

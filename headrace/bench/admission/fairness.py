@@ -35,15 +35,8 @@ from headrace.local.ports import LOOPBACK, free_ports
 from headrace.local.progress import make_progress
 from headrace.local.run_dir import RunDir
 from headrace.local.supervisor import Supervisor
-from router.spec.fleet import (
-    AuthSpec,
-    EndpointSpec,
-    FleetSpec,
-    KeySpec,
-    PoolSpec,
-    RouteSpec,
-    TenantSpec,
-)
+from router.spec.fleet import EndpointSpec, FleetSpec, KeySpec, PoolSpec, RouteSpec, TenantSpec
+from router.spec.gateway import AuthSpec
 
 SLOTS: Final = 8
 NINE: Final = tuple(f"tenant-{number}" for number in range(9))

@@ -23,20 +23,8 @@ from headrace.bench.relay.stretches import MODEL
 from headrace.local.part import Part
 from headrace.local.ports import LOOPBACK, free_ports
 from headrace.local.run_dir import RunDir
-from router.spec.fleet import (
-    AuthSpec,
-    DrainSpec,
-    EndpointSpec,
-    FleetSpec,
-    GatewaySpec,
-    JwtSpec,
-    KeySpec,
-    LimitSpec,
-    PoolSpec,
-    RedisSpec,
-    RouteSpec,
-    TenantSpec,
-)
+from router.spec.fleet import EndpointSpec, FleetSpec, KeySpec, LimitSpec, PoolSpec, RedisSpec, RouteSpec, TenantSpec
+from router.spec.gateway import AuthSpec, DrainSpec, GatewaySpec, JwtSpec
 
 TENANT: Final = "bench"
 KEY: Final = "hr-" + "k" * 43

@@ -18,7 +18,8 @@ from headrace.bench.processes import environment
 from headrace.local.part import Part
 from headrace.local.ports import LOOPBACK
 from headrace.local.run_dir import RunDir
-from router.spec.fleet import AuthSpec, DrainSpec, EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, RouteSpec
+from router.spec.gateway import AuthSpec, DrainSpec, GatewaySpec
 
 GATEWAY: Final = "gateway"
 BARE: Final = "bare"

@@ -24,7 +24,8 @@ from headrace.local.part import Part
 from headrace.local.ports import LOOPBACK, free_ports
 from headrace.local.probe import Probe, http_probe
 from headrace.local.run_dir import RunDir
-from router.spec.fleet import AuthSpec, DrainSpec, EndpointSpec, FleetSpec, GatewaySpec, PoolSpec, RouteSpec
+from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, RouteSpec
+from router.spec.gateway import AuthSpec, DrainSpec, GatewaySpec
 
 GATEWAY: Final = "gateway"
 DIRECT: Final = "direct"
