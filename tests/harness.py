@@ -153,6 +153,8 @@ class EngineConnection:
     body: bytes
 
     async def send(self, data: bytes) -> None:
+        if self.writer.is_closing():  # uvloop raises a RuntimeError
+            raise ConnectionResetError
         self.writer.write(data)
         await self.writer.drain()
 
