@@ -10,6 +10,7 @@ it serves the admin port and publishes the fleet file; the gRPC port is then sha
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import socket
 from collections.abc import Sequence
@@ -57,10 +58,15 @@ if TYPE_CHECKING:
     from gateway.oidc.tokens import Tokens
 
 _GIVING_UP_S = 2.0
-"""How long streams that are given up have to tell their clients so."""
+"""How long streams that are given up have to tell their clients so, and what runs in the background has to end."""
+_CANCELS = 3
+"""How often what runs in the background is told to end."""
 _STOPPING = UpstreamError(Failure.BUSY, "The gateway is stopping and waits no longer.", 503, "gateway_stopping")
 _FIRST_PROBES_S = 3.0
 """How long the first round of probes may hold up the start; longer than a probe's default timeout."""
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +265,7 @@ class Gateway:
         self.lifecycle = "draining"
         if self._clients is not None:
             await self._drain(self._clients)
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        await self._end_watches()
         if self._admin is not None:
             await self._admin.stop()
         if self._live.observer is not None:
@@ -269,6 +273,18 @@ class Gateway:
         await self._live_fleet.close()
         await self._limiter.close()
         await self.state.stop()
+
+    async def _end_watches(self) -> None:
+        """Cancel them, and once more those that go on all the same: a library may have swallowed it."""
+        watches = self._watches
+        for _ in range(_CANCELS):
+            for watch in watches:
+                watch.cancel()
+            if watches:
+                _, pending = await asyncio.wait(watches, timeout=_GIVING_UP_S)
+                watches = list(pending)
+        if watches:
+            logger.warning("stopping without the end of: %s", ", ".join(watch.get_name() for watch in watches))
 
     async def _drain(self, clients: ClientServer) -> None:
         """Let the streams finish; those that do not in time end with an error event or status."""

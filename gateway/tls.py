@@ -27,6 +27,8 @@ HANDSHAKE_S = 10.0
 """How long a client may take to shake hands."""
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Suites of TLS 1.2, in OpenSSL's notation."""
+_NOT_A_PAIR = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
+"""What OpenSSL says of a key that is another certificate's, the last two if it is of another kind."""
 _LOOK_EVERY_S = 5.0
 _MOST_BYTES = 1024 * 1024
 _WARN_DAYS = 14
@@ -154,7 +156,7 @@ def _context(pem: Pem) -> ssl.SSLContext:
         with _as_file(pem.cert) as cert, _as_file(pem.key) as key:
             context.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+        if error.reason in _NOT_A_PAIR:
             raise CertificateError("key", "the key is not that of the certificate") from None
         raise CertificateError("cert", f"OpenSSL cannot use it with its key ({error.reason or 'no reason'})") from None
     if pem.client_ca is not None:

@@ -52,7 +52,8 @@ def new(
     _warn_of_past(expires)
     typer.echo(
         f"\nThis is the only time the key is shown. Under `tenants: {tenant}: keys:` in the fleet file, add:\n\n"
-        f"  - {line}\n\nor set it in a running fleet, with the tenant's other keys if it has any:\n\n"
+        f"  - {line}\n\nor set the tenant in a running fleet. That replaces all of it: give its other keys, routes and "
+        "limits, too.\n\n"
         f"  headrace tenants set {tenant} --key '{line}'",
         err=True,
     )
@@ -94,7 +95,7 @@ def _line(key: str, name: str | None, expires: str | None) -> str:
 
 def _warn_of_past(expires: str | None) -> None:
     if expires is not None and has_expired(expires, time.time()):
-        typer.echo(f"Warning: {expires} is over (UTC), so the key is not taken any more: give a later day.", err=True)
+        typer.echo(f"Warning: {expires} is over (UTC), so the key will never be taken: give a later day.", err=True)
 
 
 def _refuse(sentence: str) -> None:

@@ -1,6 +1,7 @@
 """`headrace gateway` as a process that is told to stop while streams run, of one process and of several."""
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,10 +12,11 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from gateway.limits import Limiter
 from gateway.upstream.triton.raw import SERVICE
 from router.spec.gateway import DrainSpec, GatewaySpec
 from tests.fault.worker_command import Command, command, connects_forever, streams
-from tests.harness import DONE, HeldEngine, free_port, one_pool
+from tests.harness import DONE, HeldEngine, free_port, one_pool, running_gateway
 
 PROCESSES = pytest.mark.parametrize("workers", [1, 2])
 LONG = "60s"
@@ -105,3 +107,24 @@ async def test_streams_that_outlast_the_grace_end_with_an_error(
             assert all(b'"code":"gateway_stopping"' in client.received for client in clients)
             assert not any(DONE in client.received for client in clients)
         assert running.log.read_text().splitlines()[-1].endswith("3 streams were cut")
+
+
+async def test_what_swallows_that_it_is_to_end_does_not_keep_a_gateway(
+    engine: HeldEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some libraries do now and then, when a deadline of theirs passes in the same moment."""
+    ended = []
+
+    async def stubborn(_: Limiter) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    monkeypatch.setattr(Limiter, "run", stubborn)
+    async with asyncio.timeout(30):
+        async with running_gateway(one_pool(engine.endpoint())):
+            pass
+    assert ended

@@ -97,7 +97,7 @@ def test_versions_and_suites_with_weaknesses_are_not_spoken(tmp_path: Path) -> N
 
 
 def test_a_certificate_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    made, other = make(tmp_path), make(tmp_path, "other")
+    made, other, kind = make(tmp_path), make(tmp_path, "other"), make(tmp_path, "kind", "rsa")
     garbage, broken = tmp_path / "garbage", tmp_path / "broken"
     garbage.write_bytes(b"\xff secret")
     broken.write_text("-----BEGIN CERTIFICATE-----\nsecret\n-----END CERTIFICATE-----\n")
@@ -108,6 +108,8 @@ def test_a_certificate_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: 
         (made.cert, garbage): r"`key`: .* holds no private key in PEM",
         (broken, made.key): r"`cert`: OpenSSL cannot use it with its key",
         (made.cert, other.key): r"`key`: the key is not that of the certificate",
+        (made.cert, kind.key): r"`key`: the key is not that of the certificate",
+        (kind.cert, made.key): r"`key`: the key is not that of the certificate",
         (made.cert, encrypted(made)): r"`key`: the key is encrypted, and the gateway has no password for it",
     }
     for (cert, key), told in cases.items():
