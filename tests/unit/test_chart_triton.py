@@ -1,6 +1,11 @@
 """The script that the chart starts Triton with, which runs in Triton's own image."""
 
 import importlib.util
+import os
+import signal
+import sys
+import threading
+import time
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
@@ -103,3 +108,52 @@ def test_a_group_is_reached_by_names_that_follow_from_its_leaders(script: Module
     assert "--host" not in alone
     assert "StrictHostKeyChecking=yes" in command[command.index("plm_rsh_agent") + 1]
     assert alone[1:3] == ["-np", "4"]
+
+
+MPIRUN = """
+import os, signal, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+signal.signal(signal.SIGTERM, lambda *_: (rank.kill(), sys.exit(1)))
+open(sys.argv[2], "w").write(str(rank.pid))
+rank.wait()
+time.sleep(60)  # the other ranks do not end by themselves
+"""
+FINISHING = """
+import signal, sys, time
+def finish(*_):
+    time.sleep(0.3)
+    open({told!r}, "w").write("finished")
+    sys.exit()
+signal.signal(signal.SIGTERM, finish)
+open({up!r}, "w").close()
+time.sleep(60)
+"""
+
+
+def test_told_to_stop_the_first_rank_finishes_before_the_others_are_ended(script: ModuleType, tmp_path: Path) -> None:
+    up, told, first = (str(tmp_path / name) for name in ("up", "told", "first"))
+    vars(script)["FIRST_RANK"] = Path(first)
+
+    def stop() -> None:
+        while not Path(up).exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    try:
+        assert script.run([sys.executable, "-c", MPIRUN, FINISHING.format(told=told, up=up), first], 30) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        stopping.join()
+    assert Path(told).read_text() == "finished"
+
+
+def test_ranks_that_fail_end_the_pod(script: ModuleType, tmp_path: Path) -> None:
+    vars(script)["FIRST_RANK"] = tmp_path / "first"
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert script.run([sys.executable, "-c", "raise SystemExit(3)"], 30) == 3
+    finally:
+        signal.signal(signal.SIGTERM, before)

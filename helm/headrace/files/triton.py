@@ -3,7 +3,8 @@ it uses Python's own library only.
 
 The engine is one process for each GPU (a rank), started by mpirun: rank 0 answers, the others only load `tensorrt_llm`
 and work for it. In a group the leader starts the ranks of the other pods over ssh, where a worker does nothing but wait
-for that; host names follow from the leader's, as LeaderWorkerSet gives them.
+for that; host names follow from the leader's, as LeaderWorkerSet gives them. mpirun gives nobody time to finish: told
+to stop, this script tells rank 0, and mpirun when that has ended.
 
 The model repository is not changed: what is served is a copy made of links, with parameters in its `config.pbtxt`.
 """
@@ -15,6 +16,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,6 +26,7 @@ KEYS = Path("/etc/headrace/ssh")
 OWN = Path("/tmp/headrace")
 COPY = OWN / "repository"
 KNOWN_HOSTS = OWN / "known_hosts"
+FIRST_RANK = OWN / "rank0.pid"
 SSH_PORT = 2222
 MODEL = "tensorrt_llm"
 KEY_OF = {"batching_strategy": "gpt_model_type"}
@@ -85,7 +88,7 @@ def group(leader, nodes):
 
 def mpi_command(mpirun, script, arguments, options, workers):
     """All ranks, each of which finds out by itself which one it is."""
-    command = [mpirun, "-np", str(options.ranks), "--mca", "odls_base_sigkill_timeout", str(options.exit_timeout)]
+    command = [mpirun, "-np", str(options.ranks), "--mca", "odls_base_sigkill_timeout", "2"]
     if workers:
         slots = options.ranks // options.nodes
         hosts = ",".join(f"{host}:{slots}" for host in (socket.gethostname(), *workers))
@@ -93,6 +96,36 @@ def mpi_command(mpirun, script, arguments, options, workers):
         ssh = f"ssh -p {SSH_PORT} -i {KEYS}/ssh-privatekey {options_of_ssh}"
         command += ["--host", hosts, "--mca", "plm_rsh_agent", ssh, "-x", "PATH", "-x", "LD_LIBRARY_PATH"]
     return [*command, sys.executable, script, "rank", *arguments]
+
+
+def alive(pid):
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def run(command, exit_timeout):
+    """Run mpirun's `command` to its end. On SIGTERM the first rank has `exit_timeout` seconds to finish."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(time.monotonic()))
+    FIRST_RANK.unlink(missing_ok=True)
+    process = subprocess.Popen(command)
+    first = None
+    while process.poll() is None:
+        time.sleep(0.2)
+        if not told:
+            continue
+        if first is None and FIRST_RANK.exists():
+            first = int(FIRST_RANK.read_text())
+            if alive(first):
+                os.kill(first, signal.SIGTERM)
+        if first is None or not alive(first) or time.monotonic() > told[0] + exit_timeout:
+            process.terminate()
+            process.wait()
+    return 0 if told else process.returncode
 
 
 def wait_for(hosts):
@@ -135,7 +168,10 @@ def main(arguments):
     parser.add_argument("--exit-timeout", type=int, default=300)
     options, more = parser.parse_known_args(arguments)  # what else there is, is Triton's
     if options.role == "rank":
-        command = server_command(int(os.environ["OMPI_COMM_WORLD_RANK"]), options) + more
+        rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        if rank == 0:
+            FIRST_RANK.write_text(str(os.getpid()))
+        command = server_command(rank, options) + more
         os.execvp(command[0], command)
     copy_repository(options.repository, COPY, json.loads(PARAMETERS.read_text()))
     if options.role == "worker":
@@ -151,7 +187,7 @@ def main(arguments):
     if mpirun is None:
         sys.exit("the image has no mpirun: take Triton's image for TensorRT-LLM (...-trtllm-python-py3)")
     command = mpi_command(mpirun, __file__, arguments[1:], options, workers)
-    os.execv(command[0], command)
+    sys.exit(run(command, options.exit_timeout))
 
 
 if __name__ == "__main__":
