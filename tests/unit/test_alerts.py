@@ -129,7 +129,7 @@ CASES: dict[str, tuple[dict[str, str], int, int, dict[str, str]]] = {
     ),
     "HeadraceRedisLost": ({'headrace_redis_connected{instance="a"}': BAD_THEN_GOOD}, 10, 50, {"instance": "a"}),
     "HeadraceFileDiffers": ({'headrace_file_differs{instance="a"}': GOOD_AFTER}, 35, 50, {"instance": "a"}),
-    "HeadraceNoDiscovery": ({'headrace_discovery_leader{instance="a"}': BAD_THEN_GOOD}, 10, 50, {}),
+    "HeadraceNoDiscovery": ({'headrace_discovery_degraded{instance="a"}': GOOD_AFTER}, 10, 50, {}),
     "HeadraceDiscoveryStale": (
         {'headrace_discovery_stale_seconds{instance="a", objects="pods"}': "90x39 0x60"},
         10,
