@@ -231,7 +231,7 @@ async def test_a_killed_server_ends_what_waits_for_its_only_answer() -> None:
         async with running_gateway(front_spec(server, models=("patient",))) as running:
             async with channel(running.grpc_address) as opened:
                 unary = asyncio.create_task(infer(opened, patient("r-patient", 20)))
-                requests = [patient("r-patient", 0.1, "first"), patient("r-patient", 20, "second")]
+                requests = [patient("r-patient", 20, "first"), patient("r-patient", 20, "second")]
                 streamed = asyncio.create_task(stream(opened, requests))
                 statuses = asyncio.create_task(stream(opened, [patient("r-patient", 20)], STATUSES))
                 await until_sent(running, 3)

@@ -164,8 +164,8 @@ async def test_a_request_that_is_not_started_by_its_deadline_is_told(client: aio
 async def test_streaming_clients_are_kept_alive_while_they_wait(client: aiohttp.ClientSession) -> None:
     async with full(client, ping="50ms") as (running, gate, _):
         asked = asyncio.create_task(ask(client, running))
-        late = asyncio.create_task(ask(client, running, x_headrace_timeouts="first_byte=300ms"))
-        answer = await late
+        await running.until(lambda: waiting(running) == 1, "it waits")
+        answer = await ask(client, running, x_headrace_timeouts="first_byte=1s")
         assert answer[0] == 200
         assert answer[1].startswith(PING * 2)
         assert b"queue_deadline" in answer[1] and b"[DONE]" not in answer[1]
