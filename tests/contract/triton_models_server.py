@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -74,7 +75,7 @@ class TritonModels:
     def metrics(self) -> str:
         return f"http://{LOOPBACK}:{self._ports.metrics}/metrics"
 
-    async def start(self) -> None:
+    async def start(self, *, again: bool = True) -> None:
         """Start the server and wait until it is ready."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -87,6 +88,8 @@ class TritonModels:
             )
         async with asyncio.timeout(START_TIMEOUT_S):
             while not await self._ready():
+                if self._process.returncode == -signal.SIGSEGV and again:
+                    return await self.start(again=False)  # Triton 2.51 may crash when it is asked while it starts
                 self.require_alive()
                 await asyncio.sleep(0.1)
 
