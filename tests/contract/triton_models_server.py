@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import os
 import re
-import signal
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -89,7 +89,8 @@ class TritonModels:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not await self._ready():
                 if self._process.returncode == -signal.SIGSEGV and again:
-                    return await self.start(again=False)  # Triton 2.51 may crash when it is asked while it starts
+                    await self.start(again=False)  # Triton 2.51 may crash when it is asked while it starts
+                    return
                 self.require_alive()
                 await asyncio.sleep(0.1)
 
