@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -76,7 +77,8 @@ class TritonModels:
         return f"http://{LOOPBACK}:{self._ports.metrics}/metrics"
 
     async def start(self, *, again: bool = True) -> None:
-        """Start the server and wait until it is ready."""
+        """Start the server and wait until it is ready; once `again`, with a warning, if it crashes before that, as
+        Triton 2.51 was seen to do beside clients that came back to it."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -89,7 +91,8 @@ class TritonModels:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not await self._ready():
                 if self._process.returncode == -signal.SIGSEGV and again:
-                    await self.start(again=False)  # Triton 2.51 may crash when it is asked while it starts
+                    warnings.warn("Triton crashed while it started and is started again", stacklevel=2)
+                    await self.start(again=False)
                     return
                 self.require_alive()
                 await asyncio.sleep(0.1)

@@ -31,7 +31,6 @@ VERSIONS: tuple[str, ...] = ("1.29", "1.37")
 if os.environ.get("CHART_KUBERNETES") == "all":
     VERSIONS = tuple(f"1.{minor}" for minor in range(29, 38))
 NOT_OF_KUBERNETES = {"HTTPRoute", "LeaderWorkerSet", "PrometheusRule", "ServiceMonitor"}
-WORKLOADS = {"Deployment", "StatefulSet", "LeaderWorkerSet", "Pod"}
 
 EVERYTHING: Document = {
     "files": {"template.jinja": 'a: "b"\n'},
