@@ -152,15 +152,16 @@ class Admission:
         if free == math.inf:
             return None
         first, now = decided.attempts[0], self.now()
-        timeouts = first.pool.timeouts
-        if exchange.asked_timeouts is not None:
-            timeouts = timeouts.asked(exchange.asked_timeouts, first.pool.timeout_limits)
         line = self._lines.get(decided.route.name) if not decided.narrowed else None
         if line is None:
             line = self._line(decided, now)
         line.queue.bounds = decided.route.queue
-        within = min(timeouts.first_byte, timeouts.total)
-        deadline = min(exchange.started + within, now + decided.route.queue.wait_s, deadline)
+        if not line.queue.roomy(int(free)):  # else it starts now, and its patience does not matter
+            timeouts = first.pool.timeouts
+            if exchange.asked_timeouts is not None:
+                timeouts = timeouts.asked(exchange.asked_timeouts, first.pool.timeout_limits)
+            within = min(timeouts.first_byte, timeouts.total)
+            deadline = min(exchange.started + within, now + decided.route.queue.wait_s, deadline)
         arrival = Arrival(
             standing.tenant,
             min(size / decided.route.bytes_per_token, MOST_TOKENS),

@@ -372,7 +372,9 @@ def _estimate(prompt: PromptView, bytes_per_token: float, body_bytes: int, meter
             if (lease := meter.rates.get("completion_tokens")) is not None:
                 completion = min(completion, max(int(lease.limit), 1))
     prompt_tokens = estimate.prompt_tokens(prompt, bytes_per_token)
-    return Use(max(prompt_tokens, estimate.tokens_in(body_bytes, bytes_per_token)), completion)
+    if body_bytes:
+        prompt_tokens = max(prompt_tokens, estimate.tokens_in(body_bytes, bytes_per_token))
+    return Use(prompt_tokens, completion)
 
 
 def _refusal(denial: Denial, use: Use, headers: Headers) -> ApiError:

@@ -74,14 +74,15 @@ class LoadedFleet:
 
     @property
     def size(self) -> dict[str, int]:
-        """How many `pools`, `endpoints` and `routes` there are."""
-        pools = self.spec.pools
-        endpoints = sum(len(pool.endpoints) for pool in pools.values())
-        return {"pools": len(pools), "endpoints": endpoints, "routes": len(self.spec.routes)}
+        """How many `pools`, `endpoints`, `routes` and `tenants` there are."""
+        spec = self.spec
+        endpoints = sum(len(pool.endpoints) for pool in spec.pools.values())
+        counted = {"pools": len(spec.pools), "endpoints": endpoints}
+        return {**counted, "routes": len(spec.routes), "tenants": len(spec.tenants)}
 
 
 def size_text(size: Mapping[str, int]) -> str:
-    """`2 pools, 1 endpoint, 2 routes`."""
+    """`2 pools, 1 endpoint, 2 routes, 0 tenants`."""
     return ", ".join(f"{count} {noun if count != 1 else noun.removesuffix('s')}" for noun, count in size.items())
 
 

@@ -73,9 +73,10 @@ class Front:
         caller = corridor.access.caller(head.headers)
         if isinstance(caller, Pending):
             caller = await caller.settled()
+        view: FleetView | None = None
         try:
             if head.raw_path not in OPEN_PATHS:
-                corridor.access.view(caller)
+                view = corridor.access.view(caller)
                 corridor.overload.admit()
                 if corridor.addresses.caps_requests:
                     request.place = corridor.addresses.asked(request.address)
@@ -87,11 +88,13 @@ class Front:
                 self._count(MODELS if _is_models(path) else OTHER, response)
             return response
         if api is not None:
+            assert view is not None
             if _allows("POST", head, response):
-                await self._generate(api, request, request_id, caller, response)
+                await self._generate(api, request, request_id, caller, view, response)
         elif _is_models(path):
+            assert view is not None
             if _allows("GET", head, response):
-                self._models(path, corridor.access.view(caller), response)
+                self._models(path, view, response)
             self._count(MODELS, response)
         elif path == OPENAPI:
             if _allows("GET", head, response):
@@ -111,10 +114,11 @@ class Front:
         self._corridor.metrics.requests.values[api, UNKNOWN_ROUTE, response.status] += 1
 
     async def _generate(
-        self, api: Api, request: Request, request_id: str, caller: Caller, response: ClientResponse
+        self, api: Api, request: Request, request_id: str, caller: Caller, view: FleetView, response: ClientResponse
     ) -> None:
+        """`view` is the fleet as the caller sees it now."""
         with Answering(self._corridor, api, request, request_id, response, error_body) as exchange:
-            answer = await self._open(api, request, request_id, caller, exchange, response)
+            answer = await self._open(api, request, request_id, caller, view, exchange, response)
             await relay(exchange, response, answer, self._corridor.fleet)
 
     async def _open(
@@ -123,13 +127,16 @@ class Front:
         request: Request,
         request_id: str,
         caller: Caller,
+        view: FleetView,
         exchange: Exchange,
         response: ClientResponse,
     ) -> OpenAnswer:
         """Read, view, plan, wait, and get an engine to answer. The body is let go of on return."""
         corridor, headers = self._corridor, request.head.headers
+        came_whole = request.body.arrived
         fields = read_fields(await self._read_body(request))
-        view = corridor.access.view(caller)
+        if not came_whole:  # the caller may have lost its place meanwhile
+            view = corridor.access.view(caller)
         exchange.tenant = view.tenant
         isolate(fields, view.salt)
         prompt = read_prompt(api, fields, headers.get("x-session-id"))

@@ -25,6 +25,7 @@ class CheckReport(msgspec.Struct, frozen=True):
     pools: int = 0
     endpoints: int = 0
     routes: int = 0
+    tenants: int = 0
 
 
 def check(
@@ -65,6 +66,7 @@ def _lines(report: CheckReport) -> list[str]:
     lines = [problem.render(report.file) for problem in report.errors]
     lines += [f"{problem.render(report.file)} (warning)" for problem in report.warnings]
     if report.ok:
-        size = {"pools": report.pools, "endpoints": report.endpoints, "routes": report.routes}
+        counted = {"pools": report.pools, "endpoints": report.endpoints}
+        size = {**counted, "routes": report.routes, "tenants": report.tenants}
         lines.append(f"{report.file}: fleet {report.fleet}: {size_text(size)}")
     return lines

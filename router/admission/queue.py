@@ -90,13 +90,17 @@ class RouteQueue:
         self._enter()
         return sum(len(cls.flows) for cls in self._classes)
 
+    def roomy(self, free: int) -> bool:
+        """Whether one of `free` slots is for anybody who comes: nobody waits, and head-room is never that much."""
+        return not self.waiting and free > (self.in_flight + free) // 2
+
     def offer(self, arrival: Arrival, free: int, now: float, jitter: float) -> Ticket | Refusal:
         """Start the request, let it wait, or refuse it; `jitter` is a random number from 0 to 1."""
         self._slots = self.in_flight + max(free, 0)
         rank = PRIORITIES.index(arrival.priority)
         self._numbers += 1
         ticket = Ticket(arrival, rank, self._numbers, now)
-        if not self.waiting and free > self._slots // 2 and now < arrival.deadline:  # head-room is never more
+        if self.roomy(free) and now < arrival.deadline:
             ticket.state = State.RUNNING
             self.in_flight += 1
             self._noted.append((ticket, now, True, None))

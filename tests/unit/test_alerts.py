@@ -68,7 +68,7 @@ def series(**values: str) -> list[dict[str, str]]:
     return [{"series": name, "values": value} for name, value in values.items()]
 
 
-UP, DOWN = "1x60", "0x60"
+DOWN = "0x60"
 BURST = "0+60x30 1800x60"
 """A counter that grows by one a second for half an hour, then no more."""
 STEADY = "0+60x90"

@@ -24,7 +24,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_a_correct_file_gets_one_line() -> None:
-    assert run("check", str(EXAMPLE)) == (0, f"{EXAMPLE}: fleet demo: 2 pools, 3 endpoints, 2 routes\n")
+    assert run("check", str(EXAMPLE)) == (0, f"{EXAMPLE}: fleet demo: 2 pools, 3 endpoints, 2 routes, 0 tenants\n")
 
 
 def test_a_mistake_is_printed_with_file_line_and_path(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_warning_does_not_fail_the_check(tmp_path: Path) -> None:
     assert code == 0
     assert output.splitlines() == [
         f"{file}:1:1: no routes: nothing is served until one is set from elsewhere (warning)",
-        f"{file}: fleet demo: 0 pools, 0 endpoints, 0 routes",
+        f"{file}: fleet demo: 0 pools, 0 endpoints, 0 routes, 0 tenants",
     ]
 
 
