@@ -130,7 +130,7 @@ async def test_a_long_prompt_asked_again_lands_where_it_is_cached(fleet: Fleet, 
 
 
 async def test_interleaved_conversations_stay_where_they_began(fleet: Fleet, sdk: openai.AsyncOpenAI) -> None:
-    """Of as many as every engine has slots for: three of them are at home at llama.cpp, which works on four at a time."""
+    """Of as many as every engine has slots for: three of them are at home at llama.cpp, which works on four at once."""
     homes: dict[int, list[str]] = defaultdict(list)
     conversations: dict[int, list[Any]] = {
         number: [{"role": "user", "content": f"Conversation {number}: tell me about the number {number}."}]
