@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from aiohttp import web
 
@@ -47,7 +47,7 @@ class FakeApiServer:
         self._runner: web.AppRunner | None = None
         self._tell_gone = False
 
-    async def __aenter__(self) -> "FakeApiServer":
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -121,13 +121,13 @@ class FakeApiServer:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         kind, namespace, name = _target(request.path)
         if kind in self.refused:
-            return _status(403, f"{kind} is forbidden: User fake cannot list it")
+            return failure(403, f"{kind} is forbidden: User fake cannot list it")
         query = request.query
         if request.method in ("POST", "PUT"):
             return self._write(kind, namespace, await request.json(), create=request.method == "POST")
         if name:
             found = self._objects.get(kind, {}).get(f"{namespace}/{name}")
-            return web.json_response(found) if found is not None else _status(404, f"{kind} {name} not found")
+            return web.json_response(found) if found is not None else failure(404, f"{kind} {name} not found")
         self.requests.append(f"{kind} {'watch' if query.get('watch') else 'list'}")
         if query.get("watch"):
             return await self._watch(request, kind, namespace)
@@ -137,12 +137,12 @@ class FakeApiServer:
         object_["metadata"]["namespace"] = namespace
         there = self._objects.get(kind, {}).get(_key(object_))
         if create and there is not None:
-            return _status(409, "already exists")
+            return failure(409, "already exists")
         if not create:
             if there is None:
-                return _status(404, "not found")
+                return failure(404, "not found")
             if there["metadata"]["resourceVersion"] != object_["metadata"].get("resourceVersion"):
-                return _status(409, "the object has been modified")
+                return failure(409, "the object has been modified")
         self.put(kind, object_)
         return web.json_response(object_, status=201 if create else 200)
 
@@ -150,7 +150,7 @@ class FakeApiServer:
         if token := query.get("continue"):
             version, first = map(int, token.split("."))
             if version < self._oldest:
-                return _status(410, "The provided continue parameter is too old")
+                return failure(410, "The provided continue parameter is too old")
         else:
             version, first = self._version, 0
         state = {
@@ -173,7 +173,7 @@ class FakeApiServer:
     async def _watch(self, request: web.Request, kind: str, namespace: str) -> web.StreamResponse:
         at = int(request.query["resourceVersion"])
         if at < self._oldest:
-            return _status(410, f"too old resource version: {at} ({self._oldest})")
+            return failure(410, f"too old resource version: {at} ({self._oldest})")
         self._tell_gone = False
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -185,7 +185,7 @@ class FakeApiServer:
                 async with asyncio.timeout(float(request.query["timeoutSeconds"])):
                     while True:
                         if self._tell_gone and at <= self._oldest:
-                            gone = json.loads(_status(410, "too old resource version").body or b"")  # type: ignore[arg-type]
+                            gone = json.loads(failure(410, "too old resource version").body or b"")  # type: ignore[arg-type]
                             await response.write(_line("ERROR", gone))
                             return response
                         for change in [one for one in self._changes if one.version > at]:
@@ -254,6 +254,13 @@ def _line(type_: str, object_: Json) -> bytes:
     return json.dumps({"type": type_, "object": object_}).encode() + b"\n"
 
 
-def _status(code: int, message: str) -> web.Response:
-    body = {"kind": "Status", "status": "Failure", "code": code, "message": message, "reason": "Fake"}
+def failure(code: int, message: str) -> web.Response:
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "message": message,
+        "reason": "Fake",
+    }
     return web.json_response(body, status=code)

@@ -7,12 +7,13 @@ obey the rules the gateway sets. Whatever goes wrong becomes one sentence (`Admi
 import contextlib
 import json
 import os
+import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
 from typing import Annotated, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import typer
 from typer.core import TyperGroup
@@ -24,8 +25,15 @@ TOKEN_HINTS = {
     MISSING_TOKEN: " Give it with --admin-token or HEADRACE_ADMIN_TOKEN.",
     WRONG_TOKEN: " Check --admin-token or HEADRACE_ADMIN_TOKEN.",
 }
+_POLICY_HINT = "a network policy must let the API server reach the admin port (`network.admin` of the chart)"
+_CLUSTER_HINTS = {
+    403: "; it takes the verbs get, to look, and create, to drain, on services/proxy",
+    503: f"; a gateway must be ready, and {_POLICY_HINT}",
+}
 _TLS_HINT = ", with https:// if it has a certificate"
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
+UNIX_SCHEME = "http+unix"
+"""Of URLs whose host is the escaped path of a socket: of kubectl's proxy, so what is behind it is in a cluster."""
 CA, CERT = "HEADRACE_ADMIN_CA", "HEADRACE_ADMIN_CERT"
 """Variables that name files in PEM: of the authorities whose gateways are trusted instead of the system's, and of a
 client certificate with its key."""
@@ -83,6 +91,13 @@ class AdminClient:
             raise self._not_an_admin_api("its answer is not a gateway's")
         return answer
 
+    def readiness(self) -> dict[str, Any]:
+        """What `/readyz` says, be the gateway ready or not."""
+        answer = self._call("GET", "/readyz", also=503)
+        if not all(isinstance(answer.get(key), list) for key in ("reasons", "degraded")) or "status" not in answer:
+            raise self._not_an_admin_api("its answer is not a gateway's")
+        return answer
+
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._call("POST", path, body)
 
@@ -92,8 +107,17 @@ class AdminClient:
     def delete(self, path: str) -> dict[str, Any]:
         return self._call("DELETE", path)
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON object that was answered. Raises `AdminError`."""
+    @property
+    def _place(self) -> str:
+        """The URL, for people: nobody can do anything with that of a socket that is gone after the command."""
+        return urlsplit(self.url).path.removeprefix("/api/v1/") if self._in_cluster else self.url
+
+    @property
+    def _in_cluster(self) -> bool:
+        return self.url.startswith(f"{UNIX_SCHEME}:")
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None, *, also: int = 0) -> dict[str, Any]:
+        """The JSON object that was answered, with a status below 400 or `also`. Raises `AdminError`."""
         connection, prefix = self._connection()
         headers = {"accept": "application/json", "content-type": "application/json"}
         if self.token:
@@ -110,6 +134,10 @@ class AdminClient:
         except ssl.SSLError as error:
             raise AdminError(f"No TLS with {self.url} ({_reason(error)}): check --admin and {CERT}.") from None
         except OSError as error:
+            if self._in_cluster:
+                raise AdminError(
+                    f"No gateway answers at {self._place} ({error.strerror or error}): {_POLICY_HINT}."
+                ) from None
             raise AdminError(
                 f"No gateway answers at {self.url} ({error.strerror or error}): check that one is running and "
                 "that --admin (or HEADRACE_ADMIN) names its admin address, `gateway.admin` in its fleet file"
@@ -118,13 +146,15 @@ class AdminClient:
         except HTTPException:  # it would quote what was answered, whatever bytes that was
             raise self._not_an_admin_api("it does not speak HTTP") from None
         except ValueError as error:  # a token or name that no header or request line can carry
-            raise AdminError(f"This cannot be sent to {self.url}: {error}.") from None
+            raise AdminError(f"This cannot be sent to {self._place}: {error}.") from None
         finally:
             connection.close()
-        return self._read(response.status, content)
+        return self._read(response.status, content, also)
 
     def _connection(self) -> tuple[HTTPConnection, str]:
         parts = urlsplit(self.url)
+        if parts.scheme == UNIX_SCHEME:
+            return _SocketConnection(unquote(parts.netloc), self.timeout_s), parts.path
         try:
             port = parts.port
         except ValueError:
@@ -136,26 +166,44 @@ class AdminClient:
             return HTTPConnection(parts.hostname, port, timeout=self.timeout_s), path
         return HTTPSConnection(parts.hostname, port, timeout=self.timeout_s, context=_tls()), path
 
-    def _read(self, status: int, content: bytes) -> dict[str, Any]:
+    def _read(self, status: int, content: bytes, also: int) -> dict[str, Any]:
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):
             answer = None
+        if self._in_cluster and isinstance(answer, dict) and answer.get("kind") == "Status":
+            raise AdminError(
+                f"The API server refuses: {answer.get('message') or status}{_CLUSTER_HINTS.get(status, '')}."
+            )
         error = answer.get("error") if isinstance(answer, dict) else None
         message, code = (error.get("message"), error.get("code")) if isinstance(error, dict) else (None, None)
         # A path that is not there is no refusal: the admin API has all paths that are asked for here.
         unknown_path = status == 404 and code not in UNKNOWN_NAMES
-        if not isinstance(answer, dict) or unknown_path or (status >= 400 and not isinstance(message, str)):
+        failed = status >= 400 and status != also
+        if not isinstance(answer, dict) or unknown_path or (failed and not isinstance(message, str)):
             raise self._not_an_admin_api(f"status {status}")
-        if status >= 400:
+        if failed:
             raise AdminError(f"{message}{TOKEN_HINTS.get(str(code), '')}")
         return answer
 
     def _not_an_admin_api(self, why: str) -> AdminError:
         return AdminError(
-            f"What answers at {self.url} is not a gateway's admin API ({why}): check --admin; "
+            f"What answers at {self._place} is not a gateway's admin API ({why}): check --admin; "
             "the admin port is not the one clients use."
         )
+
+
+class _SocketConnection(HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def tell_problems(answer: dict[str, Any]) -> None:
