@@ -16,8 +16,11 @@ from rich.text import Text
 from headrace.bench.admission.fronts import (
     ALL,
     FRONTS,
+    KEYS,
+    LIMITS,
     OFF,
     OIDC,
+    QUEUE,
     Issuer,
     front_part,
     front_spec,
@@ -40,17 +43,21 @@ from headrace.local.supervisor import Supervisor
 from headrace.local.wheels import find_valkey
 
 _US: Final = 1e6
-RATIO: Final = Figure("cpu_admission_vs_off", bar=1.2)
+RATIOS: Final = (
+    (Figure("cpu_keys_and_limits_vs_off", bar=1.2), LIMITS, OFF),
+    (Figure("cpu_admission_vs_off"), ALL, OFF),
+)
+"""Figures that are how many times what one front costs another does."""
 OFF_FIGURE: Final = Figure("us_off")
 DIFFERENCES: Final = (
     (Figure("us_admission", bar=40.0), ALL, OFF),
     (Figure("us_oidc_cached", bar=60.0), OIDC, OFF),
-    (Figure("us_keys"), "keys", OFF),
-    (Figure("us_limits"), "limits", "keys"),
-    (Figure("us_queue"), "queue", OFF),
+    (Figure("us_keys"), KEYS, OFF),
+    (Figure("us_limits"), LIMITS, KEYS),
+    (Figure("us_queue"), QUEUE, OFF),
 )
 """Figures that are what one front costs more than another."""
-FIGURES: Final = (RATIO, OFF_FIGURE, *(figure for figure, _, _ in DIFFERENCES))
+FIGURES: Final = (*(figure for figure, _, _ in RATIOS), OFF_FIGURE, *(figure for figure, _, _ in DIFFERENCES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +117,7 @@ async def compare(asked: frozenset[str], sizes: Sizes, run: RunDir, programs: Pr
 
 def needed(asked: frozenset[str]) -> list[str]:
     """The fronts without which a figure asked for cannot be measured."""
-    wanted = {name for figure, *names in DIFFERENCES if figure.name in asked for name in names}
-    if RATIO.name in asked:
-        wanted |= {ALL, OFF}
+    wanted = {name for figure, *names in (*RATIOS, *DIFFERENCES) if figure.name in asked for name in names}
     if OFF_FIGURE.name in asked:
         wanted.add(OFF)
     return [name for name in FRONTS if name in wanted]
@@ -156,8 +161,9 @@ class Rounds:
     def _note(self, cost: Mapping[str, float]) -> None:
         if OFF in cost:
             self.figures[OFF_FIGURE.name].append(cost[OFF])
-        if cost.keys() >= {ALL, OFF}:
-            self.figures[RATIO.name].append(cost[ALL] / cost[OFF])
+        for figure, above, below in RATIOS:
+            if cost.keys() >= {above, below}:
+                self.figures[figure.name].append(cost[above] / cost[below])
         for figure, above, below in DIFFERENCES:
             if cost.keys() >= {above, below}:
                 self.figures[figure.name].append(cost[above] - cost[below])

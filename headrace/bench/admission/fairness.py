@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gateway.file_limit import raise_file_limit
+from gateway.http.connection import KEEP_ALIVE_S
 from headrace.bench.admission.fronts import front_part, gateway_spec
 from headrace.bench.figures import BenchError, Figure, Measured, Plan
 from headrace.bench.processes import unless_ended
@@ -77,8 +78,8 @@ class Sizes:
     """The first of them, which do not count."""
 
 
-FULL: Final = Sizes(rounds=5, repetitions=6, service_s=1.0, seconds=90.0, warm_up_s=15.0)
-QUICK: Final = Sizes(rounds=1, repetitions=6, service_s=0.75, seconds=36.0, warm_up_s=8.0)
+FULL: Final = Sizes(rounds=5, repetitions=20, service_s=1.0, seconds=90.0, warm_up_s=15.0)
+QUICK: Final = Sizes(rounds=1, repetitions=20, service_s=0.75, seconds=36.0, warm_up_s=8.0)
 
 
 @dataclass(slots=True)
@@ -209,11 +210,12 @@ class _Client:
         self._sizes = sizes
         gap_s = (1 - PREFILL) * sizes.service_s / (_CHUNKS - 1)
         self._stretch = Stretch("fairness", _CHUNKS, round(gap_s * _US), 400, 1)
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter, float]] = []
+        """And since when."""
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
-        for _, writer in self._idle:
+        for _, writer, _ in self._idle:
             writer.close()
 
     async def send(self, route: str, tenant: str, times: Sequence[float], start: float, seen: Seen) -> None:
@@ -227,10 +229,17 @@ class _Client:
                 counts = at - start >= self._sizes.warm_up_s
                 group.create_task(self._ask(request, tenant, at, seen if counts else Seen()))
 
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """One that the gateway is not about to close, because nobody has used it for long."""
+        while self._idle:
+            reader, writer, since = self._idle.pop()
+            if self._loop.time() - since < KEEP_ALIVE_S / 2:
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection(LOOPBACK, self._port, limit=_ANSWER_LIMIT)
+
     async def _ask(self, request: bytes, tenant: str, at: float, seen: Seen) -> None:
-        reader, writer = (
-            self._idle.pop() if self._idle else await asyncio.open_connection(LOOPBACK, self._port, limit=_ANSWER_LIMIT)
-        )
+        reader, writer = await self._connection()
         try:
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
@@ -248,7 +257,7 @@ class _Client:
                 status = head.split(b"\r\n", 1)[0].decode(errors="replace")
                 raise BenchError(f"{tenant} was answered {status!r}")
             if b"\r\nconnection: close" not in head.lower():
-                self._idle.append((reader, writer))
+                self._idle.append((reader, writer, self._loop.time()))
                 return
         except (OSError, asyncio.IncompleteReadError) as error:
             raise BenchError(f"{tenant} lost its connection: {error}") from None

@@ -44,15 +44,20 @@ class Front:
     queue: bool = False
 
 
-KEYS, TOKENS = "keys", "tokens"
+KEYS: Final = "keys"
+"""A front that has nothing else on, and a kind of credentials."""
+TOKENS: Final = "tokens"
 OFF: Final = "off"
+LIMITS: Final = "limits"
+"""With keys: limits are a tenant's."""
+QUEUE: Final = "queue"
 ALL: Final = "admission"
 OIDC: Final = "oidc"
 FRONTS: Final = {
     OFF: Front(),
-    "keys": Front(KEYS),
-    "limits": Front(KEYS, limits=True),
-    "queue": Front(queue=True),
+    KEYS: Front(KEYS),
+    LIMITS: Front(KEYS, limits=True),
+    QUEUE: Front(queue=True),
     ALL: Front(KEYS, limits=True, queue=True),
     OIDC: Front(TOKENS, limits=True, queue=True),
 }
