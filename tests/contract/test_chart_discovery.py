@@ -5,7 +5,6 @@ Rendered by Helm's own engine and run as the process that it is, with a real Red
 """
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from router.merge import merge
 from router.spec.documents import Document
 from router.state.fleet import FleetState
 from tests.contract.state_gateways import documents_of, until
+from tests.discoveries import write_kubeconfig
 from tests.helm import NAMESPACE, Helm
 from tests.helm import Document as Manifest
 from tests.kubernetes_objects import group_pod_json, node_json, pod_json
@@ -149,13 +149,7 @@ async def test_discovery_finds_the_charts_engines_with_the_rights_that_the_chart
         cluster.put("nodes", node_json("spot", labels={"cloud.google.com/gke-spot": "true"}))
         for pod in pods(manifests):
             cluster.put("pods", pod)
-        config = tmp_path / "kubeconfig"
-        config.write_text(json.dumps({
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": NAMESPACE}}],
-            "clusters": [{"name": "k", "cluster": {"server": cluster.url}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-        }))  # fmt: skip
+        config = write_kubeconfig(tmp_path / "kubeconfig", cluster.url, NAMESPACE)
         (port,) = free_ports(1)
         here = {"/etc/headrace/fleet": str(tmp_path), ":9091": f"{LOOPBACK}:{port}"}
         (container,) = spec["containers"]

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,54 +15,14 @@ import pytest_asyncio
 from aiohttp import web
 
 from headrace.local.ports import free_ports
-from k8s.api import KubernetesApi
 from k8s.discovery import Discovery
 from k8s.status_page import status_page
-from router.fleet import Endpoint, FleetView, compile_view
-from router.merge import merge
-from router.spec.documents import Document
-from router.state.fleet import FleetState
 from router.state.store import DocumentStore, Mark
 from tests.contract.state_gateways import documents_of, until
+from tests.discoveries import ENGINE, FILE, discovery_by, gateway, within_a_second, write_kubeconfig
 from tests.kubernetes_objects import group_pod_json, node_json, pod_json
 from tests.kubernetes_server import INFERENCE_POOLS, LEASES, FakeApiServer
 from tests.valkey import ValkeyProcess, servers_here
-
-ENGINE = {"app": "engine"}
-FILE: dict[str, Any] = {
-    "fleet": "demo",
-    "pools": {
-        "p": {"protocol": "openai", "model": "m", "discover": {"selector": "app=engine"}},
-        "fixed": {"protocol": "openai", "model": "m", "endpoints": [{"id": "a", "http": "http://127.0.0.1:1"}]},
-    },
-    "routes": {"r": {"pool": "p"}},
-}
-
-
-class Gateway:
-    """A gateway as far as discovery goes: what it would route to."""
-
-    def __init__(self, url: str, file: dict[str, Any]) -> None:
-        self.view = FleetView()
-        self.state = FleetState(
-            url, "demo", documents_of(file, str(hash(str(file)))), str(hash(str(file))), self._apply
-        )
-
-    def _apply(self, documents: list[Document]) -> None:
-        self.view = compile_view(merge(documents), self.view)
-
-    @property
-    def endpoints(self) -> dict[str, Endpoint]:
-        """Those discovered, by id."""
-        return {id_: one for id_, one in self.view.endpoints.items() if "/" in id_}
-
-    def phase(self, id_: str) -> str:
-        """How an endpoint would count whose engine answers its probes."""
-        one = self.endpoints.get(id_)
-        if one is None:
-            return "gone"
-        one.state.phase = "ready"
-        return one.phase
 
 
 @pytest_asyncio.fixture
@@ -79,46 +39,16 @@ async def cluster() -> AsyncIterator[FakeApiServer]:
 
 
 @asynccontextmanager
-async def gateway(redis: ValkeyProcess, file: dict[str, Any] = FILE) -> AsyncIterator[Gateway]:
-    one = Gateway(redis.url, file)
-    await one.state.start()
-    try:
-        yield one
-    finally:
-        await one.state.stop()
-
-
-@asynccontextmanager
 async def discovery(
     cluster: FakeApiServer, redis: ValkeyProcess, tmp_path: Path, identity: str = "one"
 ) -> AsyncIterator[Discovery]:
-    api = await KubernetesApi.connect(kubeconfig(cluster, tmp_path), None)
-    assert api.namespace == "llm"
-    one = Discovery(api, api.namespace, "headrace-demo", identity, redis.url, "demo", documents_of(FILE, ""))
-    task = asyncio.create_task(one.run())
-    try:
+    async with discovery_by(kubeconfig(cluster, tmp_path), redis, identity) as one:
         yield one
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await api.close()
 
 
 def kubeconfig(cluster: FakeApiServer, directory: Path) -> Path:
     """A kubeconfig that leads to it."""
-    file = directory / "kubeconfig"
-    file.write_text(json.dumps({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "llm"}}],
-        "clusters": [{"name": "k", "cluster": {"server": cluster.url}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }))  # fmt: skip
-    return file
-
-
-async def within_a_second(condition: Callable[[], bool]) -> None:
-    """The bar of discovery: what happens in the cluster is in force at every gateway within a second."""
-    await until(condition, within_s=1.0)
+    return write_kubeconfig(directory / "kubeconfig", cluster.url, "llm")
 
 
 async def test_pods_come_get_ready_drain_and_go(cluster: FakeApiServer, redis: ValkeyProcess, tmp_path: Path) -> None:
@@ -221,14 +151,7 @@ async def test_a_storm_of_events_with_faults_ends_in_what_there_is(
             f"p/{pod['metadata']['name']}": (pod["status"]["podIP"], pod["status"]["conditions"][1]["status"] == "True")
             for pod in cluster._objects["pods"].values()
         }
-
-        def seen() -> dict[str, tuple[str, bool]]:
-            return {
-                id_: ((endpoint.spec.http or "")[7:-5], endpoint.spec.phase is None)
-                for id_, endpoint in one.endpoints.items()
-            }
-
-        await until(lambda: seen() == wanted)
+        await until(lambda: one.seen() == wanted)
         assert running.publications < 200, "bursts are published together"
 
 
