@@ -16,7 +16,7 @@ QUESTION ?= Paris is the capital of France. Berlin is the capital of Germany. Ro
 	capital of Portugal. Vienna is the capital of Austria. Athens is the capital of Greece. Oslo is the capital of \
 	Norway. Dublin is the capital of Ireland. Warsaw is the capital of Poland. What is the capital of France?
 
-.PHONY: help setup demo test lint schema metrics openapi lock bench-peers promtool
+.PHONY: help setup demo test lint schema metrics openapi lock bench-peers promtool test-kube
 
 help:
 	@echo "make demo    bring up a real fleet and ask it a question (ARGS=... goes to headrace up,"
@@ -28,6 +28,7 @@ help:
 	@echo "make metrics regenerate docs/metrics.md from the metrics that a gateway has"
 	@echo "make openapi regenerate docs/openapi.json and docs/admin-openapi.json from the tables of what there is to ask"
 	@echo "make promtool  unpack Debian's promtool into .bench/, with which tests hold the chart's alerts to what they are for"
+	@echo "make test-kube  run tests/kube on a real API server, built once a machine, or on that of HEADRACE_TEST_KUBECONFIG"
 	@echo "make lock    regenerate the lock files after a change of dependencies"
 	@echo "make bench-peers  install what headrace bench relay compares with into .bench/"
 
@@ -124,3 +125,9 @@ promtool: $(READY)
 	{ [ "$$(id -u)" != 0 ] || apt-get -qq update; } \
 	&& (cd .bench/debs && apt-get -qq download prometheus) \
 	&& dpkg -x .bench/debs/prometheus_*.deb .bench/debian
+
+# Where the server cannot be built the tests are skipped and say so.
+test-kube: $(READY)
+	@[ -n "$$HEADRACE_TEST_KUBECONFIG" ] || HEADRACE_TEST_KUBE=$$(tests/kube/build.sh) \
+		|| echo "make test-kube: no API server could be built; name a cluster with HEADRACE_TEST_KUBECONFIG" >&2; \
+	export HEADRACE_TEST_KUBE; $(BIN)/python -m pytest tests/kube $(ARGS)

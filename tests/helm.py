@@ -40,14 +40,14 @@ class Helm:
     def __exit__(self, type_: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         self._process.communicate(timeout=30)
 
-    def files(self, values: Document, release: str = RELEASE) -> dict[str, str]:
+    def files(self, values: Document, release: str = RELEASE, namespace: str = NAMESPACE) -> dict[str, str]:
         """What each template makes of `values`, by its path in the chart. Raises HelmError."""
-        rendered: dict[str, str] = self._ask({"render": values, "release": release})
+        rendered: dict[str, str] = self._ask({"render": values, "release": release, "namespace": namespace})
         return {name.removeprefix("headrace/templates/"): text for name, text in rendered.items()}
 
-    def documents(self, values: Document, release: str = RELEASE) -> list[Document]:
+    def documents(self, values: Document, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Document]:
         """The manifests that `helm install` would send."""
-        texts = [text for name, text in self.files(values, release).items() if name != "NOTES.txt"]
+        texts = [text for name, text in self.files(values, release, namespace).items() if name != "NOTES.txt"]
         return [one for text in texts for one in yaml.load_all(text, yaml.CSafeLoader) if one is not None]
 
     def lint(self, values: Document) -> list[str]:
@@ -78,7 +78,7 @@ def _serve() -> None:
                 if "lint" in question:
                     done: Document = helm_python.lint(CHART, question["lint"], strict=True)
                 else:
-                    done = chart.render(question["render"], name=question["release"], namespace=NAMESPACE)
+                    done = chart.render(question["render"], name=question["release"], namespace=question["namespace"])
             except helm_python.HelmError as error:
                 answer: Document = {"refused": str(error)}
             else:

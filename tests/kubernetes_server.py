@@ -1,7 +1,8 @@
 """A fake: an API server made for tests of discovery, of which it has only what discovery asks for.
 
 It keeps the promises of the Kubernetes API about lists, watches and resourceVersions over real HTTP, as far as they are
-written down here, and it breaks when it is told to. That the real one keeps them the same way it cannot show.
+written down here, and it breaks when it is told to. That the real one keeps them the same way is for `tests/kube`
+to show.
 """
 
 import asyncio
