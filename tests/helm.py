@@ -56,6 +56,14 @@ class Helm:
             f"{one['path']}: {one['error']}" for one in self._ask({"lint": values})["messages"] if one["severity"] > 1
         ]
 
+    def cluster(self, action: str, kubeconfig: Path, namespace: str, **more: Any) -> Document:
+        """`helm ACTION` (install, upgrade, rollback, uninstall) in a cluster, with `values` or the `version` to go to;
+        gives what Helm tells of the release. Raises HelmError."""
+        told: Document = self._ask(
+            {"action": action, "kubeconfig": str(kubeconfig), "namespace": namespace, "more": more}
+        )
+        return told
+
     def _ask(self, question: Document) -> Any:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -68,6 +76,22 @@ class Helm:
         return answer["done"]
 
 
+def _act(chart: Any, action: str, kubeconfig: str, namespace: str, more: Document) -> Document:
+    import helm_python
+
+    with helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:
+        match action:
+            case "install":
+                config.install(chart, RELEASE, more["values"], namespace=namespace)
+            case "upgrade":
+                config.upgrade(chart, RELEASE, more["values"], namespace=namespace)
+            case "rollback":
+                config.rollback(RELEASE, version=more["version"])
+            case "uninstall":
+                return dict(config.uninstall(RELEASE))
+        return dict(config.status(RELEASE))
+
+
 def _serve() -> None:
     import helm_python
 
@@ -77,6 +101,8 @@ def _serve() -> None:
             try:
                 if "lint" in question:
                     done: Document = helm_python.lint(CHART, question["lint"], strict=True)
+                elif "action" in question:
+                    done = _act(chart, **question)
                 else:
                     done = chart.render(question["render"], name=question["release"], namespace=question["namespace"])
             except helm_python.HelmError as error:

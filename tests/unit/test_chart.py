@@ -253,7 +253,7 @@ def test_a_group_of_nodes_is_one_endpoint_its_leader(helm: Helm) -> None:
     template = group["spec"]["leaderWorkerTemplate"]
     assert template["size"] == 2
     leader, worker = (template[role]["spec"]["containers"][0] for role in ("leaderTemplate", "workerTemplate"))
-    assert leader["resources"]["limits"]["nvidia.com/gpu"] == worker["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert leader["resources"]["limits"]["nvidia.com/gpu"] == worker["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert leader["command"][-1] == "serve"
     assert worker["command"][-1] == "worker"
     assert [port["name"] for port in worker["ports"]] == ["ssh"]

@@ -245,7 +245,7 @@ spec:
       livenessProbe: {exec: {command: [ray, health-check]}, periodSeconds: 30, timeoutSeconds: 10, failureThreshold: 8}
       {{- end }}
       {{- $limits := dict "memory" $b.memory -}}
-      {{- if $b.gpuResource }}{{ $_ := set $limits $b.gpuResource (int $b.gpus) }}{{ end }}
+      {{- if $b.gpuResource }}{{ $_ := set $limits $b.gpuResource (toString (int $b.gpus)) }}{{ end }}
       resources: {{- toYaml (mergeOverwrite (dict "limits" $limits) (deepCopy $b.resources)) | nindent 8 }}
       volumeMounts:
         - {name: models, mountPath: /models}
