@@ -21,6 +21,7 @@ from router.spec.documents import file_documents
 from router.spec.fleet import EndpointSpec, FleetSpec, PoolSpec, ProbeSpec, RouteSpec, TimeoutSpec, Transport
 from router.spec.gateway import GatewaySpec, RetrySpec
 from tests.contract.triton_models_server import TritonModels, triton_models
+from tests.fleet import metric
 from tests.harness import RunningGateway, running_gateway
 
 STREAMS = 20
@@ -199,20 +200,26 @@ async def test_an_unloaded_model_is_avoided_until_it_is_loaded_again(
 async def test_a_full_queue_goes_elsewhere_or_to_the_client_and_never_against_the_endpoint(
     server: TritonModels, other: TritonModels, client: aiohttp.ClientSession
 ) -> None:
-    script = {"text": "ok", "first_delay": 0.3}
+    """The model works on one request and queues one."""
+    script = {"text": "ok", "first_delay": 2.0}
     async with running_gateway(fleet("ensemble_whole", server)) as running:
         alone = [Seen() for _ in range(8)]
-        await asyncio.gather(*(ask(client, running, each, script, stream=False) for each in alone))
-        assert {each.status for each in alone} == {200, 429}
+        asked = [asyncio.create_task(ask(client, running, each, script, stream=False)) for each in alone]
+        await running.until(lambda: sum(each.status == 429 for each in alone) >= 6, "the queue is full")
         assert {each.retry_after for each in alone if each.status == 429} == {"1"}
         assert running.gateway.fleet.endpoints["e0"].phase == "ready"
         assert running.gateway.fleet.endpoints["e0"].state.failed_probes == 0
         running.apply(file_documents(fleet("ensemble_whole", server, other), content_hash="other"))
         await running.until_phase("e1", "ready")
-        both = [Seen() for _ in range(3)]
-        await asyncio.gather(*(ask(client, running, each, script, stream=False) for each in both))
-        assert {each.status for each in both} == {200}
-        assert {each.endpoint for each in both} == {"e0", "e1"}
+        refused = metric(running, "headrace_upstream_failures_total", {"endpoint": "e0", "failure": "busy"})
+        later = [Seen() for _ in range(4)]
+        for number, each in enumerate(later):
+            await ask(client, running, each, {"text": "ok", "number": number}, stream=False)
+        assert metric(running, "headrace_upstream_failures_total", {"endpoint": "e0", "failure": "busy"}) > refused >= 6
+        assert {each.status for each in later} == {200}
+        await asyncio.gather(*asked)
+        assert {each.status for each in alone} == {200, 429}
+        assert running.gateway.fleet.endpoints["e0"].phase == "ready"
 
 
 @BOTH_TRANSPORTS
