@@ -188,7 +188,8 @@ class AdminClient:
 
     def _not_an_admin_api(self, why: str) -> AdminError:
         return AdminError(
-            f"What answers at {self._place} is not a gateway's admin API ({why}): check --admin; "
+            f"What answers at {self._place} is not a gateway's admin API ({why}): "
+            f"check {'--service' if self._in_cluster else '--admin'}; "
             "the admin port is not the one clients use."
         )
 
