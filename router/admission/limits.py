@@ -54,7 +54,7 @@ class Use(msgspec.Struct, frozen=True):
 
     def amounts(self) -> tuple[int, int, int]:
         """In the order of `KINDS`."""
-        return self.requests, self.prompt_tokens, self.completion_tokens
+        return (self.requests, self.prompt_tokens, self.completion_tokens)
 
     def __add__(self, other: "Use") -> "Use":
         return Use(

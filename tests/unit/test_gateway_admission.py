@@ -49,10 +49,11 @@ class Desk:
 
     def ask(
         self, route: str = "m", standing: Standing = ANYBODY, *, key: int = 0, asked: float | None = None,
-        size: int = 100, pinned: bool = False, needs: frozenset[str] = frozenset(),
+        size: int = 100, pinned: bool = False, needs: frozenset[str] = frozenset(), exchange: Exchange | None = None,
     ) -> "Asked":  # fmt: skip
         prompt = PromptView("chat.completions", route, True, False, needs, (), 0, key, pinned)
-        return Asked(self, lambda: plan(prompt, self.view), standing, asked, size)
+        one = exchange or Exchange(self.live, NoClient())
+        return Asked(self, one, lambda: plan(prompt, self.view), standing, asked, size)
 
     @property
     def in_flight(self) -> int:
@@ -66,9 +67,15 @@ class Asked:
     """One request, as far as its exchange."""
 
     def __init__(
-        self, desk: Desk, again: Callable[[], Plan], standing: Standing, asked: float | None, size: int
+        self,
+        desk: Desk,
+        exchange: Exchange,
+        again: Callable[[], Plan],
+        standing: Standing,
+        asked: float | None,
+        size: int,
     ) -> None:
-        self.exchange = Exchange(desk.live, NoClient()).__enter__()
+        self.exchange = exchange.__enter__()
         if asked is not None:
             self.exchange.asked_timeouts = {"first_byte": asked}
         self.refused: ApiError | None = None
@@ -164,6 +171,19 @@ async def test_who_has_waited_as_long_as_the_route_lets_one_wait_is_told() -> No
     assert waiting.told == "queue_deadline"
     running.end()
     waiting.end()
+
+
+async def test_who_was_slow_to_send_starts_while_most_slots_are_free_and_is_told_otherwise() -> None:
+    desk = Desk(limit=4, endpoints=1)
+    asked: list[Asked] = []
+    for _ in range(5):
+        exchange = Exchange(desk.live, NoClient())
+        exchange.started -= 1_000_000  # seconds: longer than any deadline
+        asked.append(desk.ask(exchange=exchange))
+    assert [one.going for one in asked[:2]] == [True, True]
+    assert asked[-1].told == "queue_deadline"
+    for one in asked:
+        one.end()
 
 
 async def test_who_was_cancelled_before_it_came_to_the_queue_does_not_wait_in_it() -> None:
